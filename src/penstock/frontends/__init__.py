@@ -1,1 +1,1 @@
-"""File formats to graphs. Each third-party parser is imported by the modules of one format only."""
+"""Front ends: file formats to graphs. Only the modules of one format import its parser."""

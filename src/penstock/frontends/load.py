@@ -34,7 +34,7 @@ def load(
     Reads ONNX models, TFLite and Circle files, nnpackages of these, TensorFlow's GraphDefs
     (``.pb``, ``.pbtxt``), folders of SavedModels, GGUF files, and folders of Hugging Face's models
     (``config.json`` and ``*.safetensors``); the format is recognized by the path and the first
-    bytes. For the last two, the graph is made from the configuration and the weights. Raises
+    bytes. For the last two, the graph is built from the configuration and the weights. Raises
     ``InvalidModel`` with all faults of the model, or ``Unsupported`` with all operations that have
     no kernel; ``InvalidInput`` if there is no such signature, ``DeadlineExceeded`` or ``Cancelled``
     if it is stopped.
@@ -45,7 +45,7 @@ def load(
         map_weights: Map files of weights (ONNX's external data, the shards of a SavedModel, a
             TFLite or GGUF file itself, safetensors) into memory instead of reading them: see
             ``penstock.compile``.
-        signature: The one of a SavedModel or a TFLite file that is the entry.
+        signature: The signature of a SavedModel or a TFLite file to use as the entry.
         timeout: Seconds after which loading ends with ``DeadlineExceeded``.
         cancel: A ``CancelToken`` that ends loading with ``Cancelled``.
     """
@@ -64,14 +64,14 @@ def load(
 
         raise_missing(os.fspath(source))
     stop = StopCondition(timeout, cancel, "loading the model")
-    # A graph has no circles to collect, but many objects.
+    # A graph has no cycles to collect, but many objects.
     with cancelled_by(stop), gc_pause.paused():
         try:
             model = _read(source, limits, map_weights, signature)
         except OSError as error:
             raise InvalidModel(f"{str(source)!r} cannot be read: {error.strerror}") from error
         if model.path is not None:
-            model.path = os.path.abspath(model.path)  # the process may go to another folder
+            model.path = os.path.abspath(model.path)  # the process may change its directory
         if signature is not None:
             model = entered(model, signature)
         if model.artifact is not None:
@@ -83,7 +83,7 @@ def load(
 
 
 def entered(model: Model, signature: str) -> Model:
-    """The model with a signature as the entry. Raises ``InvalidInput`` if it has none such."""
+    """Return the model with a signature as its entry. ``InvalidInput``: an unknown signature."""
     if signature in model.graphs:
         return replace(model, entry=signature)
     if signature in model.signatures:
@@ -117,7 +117,7 @@ _TEXT = (".pbtxt", ".prototxt")
 
 
 def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None) -> Model:
-    """The model as the front end of its format reads it."""
+    """Return the model, read by the front end of its format."""
     is_path = isinstance(source, str | os.PathLike)
     is_folder = is_path and os.path.isdir(source)
     head = b"" if is_folder else _head(source)
@@ -134,7 +134,7 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
 
 
 def _of_weights(source: str | bytes, limits: Limits, map_weights: bool) -> Model | None:
-    """The model of a GGUF file, or of a folder of weights; None of another folder."""
+    """Return the model of a GGUF file or a folder of weights, or None for other sources."""
     if isinstance(source, bytes) or not os.path.isdir(source):
         from penstock.frontends.weights.gguf_model import load_gguf
 
@@ -149,13 +149,13 @@ def _of_weights(source: str | bytes, limits: Limits, map_weights: bool) -> Model
 def _imported(
     source: Any, head: bytes, limits: Limits, map_weights: bool, signature: str | None
 ) -> Model:
-    """The model, which no session has saved. ``head``: its first bytes, of a folder none."""
+    """Return a model that no session has saved. ``head``: its first bytes, b"" for a folder."""
     is_path = isinstance(source, str)
     if is_path and source.endswith(".onnx") and _begins_as_onnx(head):
         from penstock.frontends.onnx.importer import load_onnx
 
         return load_onnx(source, limits, map_weights)
-    # Imported here: ONNX files and saved sessions, which open in milliseconds, need none of it.
+    # Imported here: ONNX files and saved sessions, which open in milliseconds, do not need these.
     from penstock.frontends.common.other_formats import (
         last_part,
         refuse_by_contents,
@@ -202,7 +202,7 @@ def _imported(
         from penstock.frontends.tflite.importer import load_tflite
 
         model = load_tflite(source, limits, map_weights, signature)
-        model.check_types = check_types  # of the ONNX operations that operators have become
+        model.check_types = check_types  # for the ONNX operations to which operators were converted
         return model
     from penstock.frontends.onnx.importer import load_onnx
 
@@ -226,7 +226,7 @@ def is_artifact(path: str | Path) -> bool:
 
 
 def _head(source: object) -> bytes:
-    """The first bytes of a file; none of a parsed model."""
+    """Return the first bytes of a file, or b"" for a parsed model."""
     if isinstance(source, bytes):
         return source[:HEAD_BYTES]
     if not isinstance(source, str | os.PathLike):
@@ -236,12 +236,12 @@ def _head(source: object) -> bytes:
 
 
 _GGUF = b"GGUF"
-_TFLITE = (b"TFL3", b"CIR0")  # behind four bytes
+_TFLITE = (b"TFL3", b"CIR0")  # after four bytes
 _TFLITE_SUFFIXES = (".tflite", ".circle", ".lite")
 
 
 def _path_or_bytes(source: Any) -> Any:
-    """A path as a ``Path``, whose module ONNX and TFLite files do without."""
+    """Return a path as a ``Path``, whose module ONNX and TFLite files do not need, or the bytes."""
     from pathlib import Path
 
     return Path(source) if isinstance(source, str) else source

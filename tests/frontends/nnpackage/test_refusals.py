@@ -181,7 +181,7 @@ def test_damaged_zip_is_refused(tmp_path: Path) -> None:
     ("manifest", "reason"),
     [
         ({"models": []}, "lists 0 models"),
-        ({"models": "0.tflite"}, "'models' that is no list"),
+        ({"models": "0.tflite"}, "'models' that is not a list"),
         ({"model-types": ["tflite", "tflite"]}, "each model needs one"),
         ({"model-types": ["onnx"]}, "each model needs one"),
         ({"model-types": ["circle"]}, r"0\.tflite in package.* is a tflite file, not a circle"),

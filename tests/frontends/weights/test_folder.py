@@ -91,12 +91,12 @@ def test_damaged_weights_are_refused_with_their_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("[]", "not a JSON object"),
-        ("[" * 100_000, "no JSON"),
+        ("[" * 100_000, "not JSON"),
         ("{}", "'model_type' of config.json is missing"),
         ('{"model_type": 3}', "'model_type' of config.json is 3"),
-        (b"\xff", "no text in UTF-8"),
+        (b"\xff", "not text in UTF-8"),
     ],
 )
 def test_damaged_configuration_is_refused(tmp_path: Path, text: str | bytes, reason: str) -> None:

@@ -1,5 +1,5 @@
-"""The model that an artifact holds. Its graphs are decoded and verified when they are needed: a
-session that runs saved plans alone never needs them."""
+"""The model of an artifact. Its graphs are decoded and verified when they are needed: a session
+that only runs saved plans never needs them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from penstock.frontends.common.model_files import open_path
 from penstock.ir.graph import Graph, Model
 
 GRAPH, FUNCTION = "graph ", "function "
-"""The prefixes of the names of graphs and of functions in the document of the model."""
+"""the prefixes of the names of graphs and of functions in the document of the model"""
 
 
 def load_artifact(
     source: str | os.PathLike[str] | bytes, limits: Limits, map_weights: bool
 ) -> Model:
-    """The model of an artifact, a file or its contents. Raises ``InvalidModel``."""
+    """Return the model of an artifact, a file or its contents. Raises ``InvalidModel``."""
     path = None if isinstance(source, bytes) else os.fspath(source)
     if isinstance(source, bytes):
         file = ArtifactFile(aligned(source), "the bytes given", limits)
@@ -55,7 +55,7 @@ def load_artifact(
     )
     if head.get("checked"):
         model.check_types = _check_types
-    decoded.model = model  # which names the graphs that the file must have
+    decoded.model = model  # the model names the graphs that the file must have
     return model
 
 
@@ -66,7 +66,7 @@ def _check_types(graph: Graph, types: Mapping[str, Any]) -> None:
 
 
 class _Decoded:
-    """The graphs of an artifact, once they are asked for."""
+    """The graphs of an artifact, decoded when they are first accessed."""
 
     model: Model
 
@@ -95,7 +95,7 @@ class _Decoded:
 
 
 class _Graphs(Mapping[str, Graph]):
-    """Graphs by name, of which only the names are known at first."""
+    """A mapping of graphs by name, of which at first only the names are known."""
 
     def __init__(self, decoded: _Decoded, prefix: str, names: Sequence[str]) -> None:
         self._decoded = decoded

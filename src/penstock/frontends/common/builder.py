@@ -1,7 +1,7 @@
-"""One node of a file, and the nodes of a graph that it becomes.
+"""One node of a file, and the graph nodes into which it is converted.
 
-A conversion rule is a function that takes a ``NodeBuilder``: it reads attributes, asks for
-constants and types of inputs, and emits nodes. The last one has the node's name and outputs::
+A conversion rule is a function that takes a ``NodeBuilder``: it reads attributes, constants and
+types of inputs, and emits nodes. The last one has the node's name and outputs::
 
     def relu6(b: NodeBuilder) -> None:
         b.emit_final("Clip", [b.inputs[0], b.like(0, b.inputs[0]), b.like(6, b.inputs[0])])
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 Operand: TypeAlias = Value | int | Sequence[int] | None
-"""An input of a node that a rule emits: integers stand for a constant of int64, None for an input
-that is left out."""
+"""an input of a node that a rule emits: an integer means an int64 constant, None an input that is
+left out"""
 
-# Elements of a constant that rules look at one by one.
+# The most elements of a constant that rules examine one by one.
 _MAX_INTEGERS = 65536
 
 
 def short_name(name: str) -> str:
-    """``name``, or if it is long a short one in its place, which no other name has."""
+    """Return ``name``, or a short unique name in its place if it is long."""
     if len(name) <= MAX_NAME:
         return name
-    from penstock.core.digests import digest  # which most names do without
+    from penstock.core.digests import digest  # rarely needed
 
     own = digest(name.encode("utf-8", "surrogatepass"), 8)
     return f"{name[:80]}...{name[-80:]}~{own}"
 
 
 class UniqueNames:
-    """Names that nothing in a model has. ``taken`` gives those of the file, when the first new name
-    is asked for; ``plain`` is the form of a name, ``numbered`` that with a number."""
+    """Creates names that nothing in a model has. ``taken`` returns those of the file, when the
+    first new name is requested; ``plain`` formats a name, ``numbered`` a name with a number."""
 
     def __init__(
         self, taken: Callable[[], Iterable[str]], plain: str = "{}", numbered: str = "{}_{}"
@@ -59,16 +59,16 @@ class UniqueNames:
         self._numbers: dict[str, int] = {}
 
     def unique(self, name: str) -> str:
-        """``name``, or ``name_1``, ``name_2``, ... if it is taken; from now on it is."""
+        """Return ``name``, or ``name_1``, ``name_2``, ... if it is taken, and mark it as taken."""
         if self._taken is None:
-            self._taken = set(self._of_file())  # late: most models need no new names
+            self._taken = set(self._of_file())  # late, since most models need no new names
         plain, numbered = self._forms
         n = self._numbers.get(name, 0)
         candidate = plain.format(name)
         while candidate in self._taken:
             n += 1
             candidate = numbered.format(name, n)
-        self._numbers[name] = n  # or many nodes of one name would take quadratic time
+        self._numbers[name] = n  # otherwise many nodes of one name would take quadratic time
         self._taken.add(candidate)
         return candidate
 
@@ -79,7 +79,7 @@ class NodeBuilder:
 
     ``inputs``, ``outputs`` and ``attrs`` are those of the file's node. ``nodes`` are the emitted
     ones, which the importer adds to the graph when the rule returns; ``final`` is the one with the
-    node's name; the others have the names of their outputs. ``unique`` makes a name that nothing in
+    node's name; the others are named after their outputs. ``unique`` returns a name that nothing in
     the model has.
     """
 
@@ -98,20 +98,20 @@ class NodeBuilder:
     # Information in the file about the inputs.
 
     def input_constant(self, index: int) -> np.ndarray | None:
-        """Input ``index`` if it is a constant."""
+        """Return input ``index`` if it is a constant, else None."""
         value = self.inputs[index]
         return None if value is None else constant_of(value)
 
     def integers(self, index: int) -> list[int] | None:
-        """The elements of input ``index`` if it is a constant of integers, in row-major order."""
+        """Return the elements of an input that is a constant of integers, row-major, else None."""
         array = self.input_constant(index)
         if array is None or array.dtype.kind not in "iu" or array.size > _MAX_INTEGERS:
             return None
         return [*map(int, array.reshape(-1))]
 
     def constant_integers(self, index: int, role: str) -> list[int]:
-        """As ``integers``. Raises ``InexpressibleError`` if the input is none; ``role`` is what the
-        message calls it."""
+        """``integers``, but raise ``InexpressibleError`` if the input is not such a constant;
+        ``role`` names the input in the message."""
         elements = self.integers(index)
         if elements is None:
             raise InexpressibleError(
@@ -120,8 +120,8 @@ class NodeBuilder:
         return elements
 
     def vector(self, index: int, *, transposed: bool = False) -> Value:
-        """Input ``index``, of integers, as the vector of int64 that ONNX takes. Paddings [n, 2] are
-        ``transposed``: in ONNX, those at the beginning of all axes come first."""
+        """Return input ``index``, of integers, as the int64 vector that ONNX takes. Paddings [n, 2]
+        are ``transposed``: in ONNX, those at the beginning of all axes come first."""
         array = self.input_constant(index)
         if array is not None:
             if array.dtype.kind not in "iu":
@@ -133,23 +133,23 @@ class NodeBuilder:
         return self.cast(self.emit("Reshape", [source, [-1]]), "int64")
 
     def integer(self, index: int) -> int | None:
-        """The element of input ``index`` if it is a constant of one integer."""
+        """Return the element of input ``index`` if it is a constant of one integer, else None."""
         elements = self.integers(index)
         return elements[0] if elements is not None and len(elements) == 1 else None
 
     def elements(self, index: int) -> Sequence[Dim] | None:
-        """The elements of input ``index``, a vector of integers, as far as they can be inferred: an
-        unknown element is ``None`` or a name."""
+        """Return the elements of input ``index``, a vector of integers, as far as they can be
+        inferred: an unknown element is ``None`` or a name."""
         elements = self.integers(index)
         return self.tensor_type(index).data if elements is None else elements
 
     def tensor_type(self, index: int) -> TensorType:
-        """The type of input ``index`` as far as it can be inferred."""
+        """Return the type of input ``index`` as far as it can be inferred."""
         value = self.inputs[index]
         return TensorType() if value is None else self.types.tensor(value)
 
     def dtype(self, index: int) -> np.dtype | None:
-        """The element type of input ``index``: declared, or else inferred."""
+        """Return the element type of input ``index``: declared, or else inferred."""
         value = self.inputs[index]
         return None if value is None else self._dtype_of(value)
 
@@ -157,18 +157,18 @@ class NodeBuilder:
         return self.types.tensor(value).dtype if value.dtype is None else value.dtype
 
     def shape(self, index: int) -> Shape | None:
-        """The shape of input ``index`` as far as it can be inferred."""
+        """Return the shape of input ``index`` as far as it can be inferred."""
         array = self.input_constant(index)
         return self.tensor_type(index).shape if array is None else array.shape
 
     def rank(self, index: int) -> int | None:
-        """The number of dims of input ``index`` if it can be inferred."""
+        """Return the number of dims of input ``index`` if it can be inferred."""
         shape = self.shape(index)
         return None if shape is None else len(shape)
 
     def static_shape(self, index: int, role: str) -> tuple[int, ...]:
-        """The shape of input ``index``. Raises ``InexpressibleError`` if part of it is unknown;
-        ``role`` is what the message calls the input."""
+        """Return the shape of input ``index``. Raises ``InexpressibleError`` if part of it is
+        unknown; ``role`` names the input in the message."""
         shape = all_known(self.shape(index))
         if shape is None:
             raise InexpressibleError(
@@ -176,34 +176,34 @@ class NodeBuilder:
             )
         return shape
 
-    # Nodes to emit in place of the file's node.
+    # Methods that emit nodes in place of the file's node.
 
     def fresh(self, hint: str) -> str:
-        """A name for a new value."""
+        """Return a name for a new value."""
         output = self.outputs[0] if self.outputs else None
         name = self.name if output is None else output.name
         return self.unique(f"{name if len(name) <= MAX_NAME else short_name(name)}/{hint}")
 
     def constant(self, data: ArrayLike, dtype: np.dtype = INT64) -> Value:
-        """A constant. Numbers beyond the range of the dtype become infinite, as in a Cast."""
+        """Return a constant. Numbers beyond the dtype's range become infinite, as in a Cast."""
         if isinstance(data, (np.ndarray, np.generic)):
             array = np.asarray(data)
         else:
             array = np.asarray(data, np.float64 if dtype.kind not in "iubc" else None)
         if array.dtype != dtype:
-            with np.errstate(all="ignore"):  # to infinity, as a Cast during a run
+            with np.errstate(all="ignore"):  # overflow gives infinity, as in a Cast during a run
                 array = array.astype(dtype)
         return Value(self.fresh("constant"), const=array)
 
     def like(self, number: float, value: Value) -> Value:
-        """A scalar of the dtype of ``value``: cast during the run if the dtype is unknown here."""
+        """Return a scalar of the dtype of ``value``, cast during the run if that is unknown."""
         dtype = self._dtype_of(value)
         if dtype is not None:
             return self.constant(number, dtype)
         return self.emit("CastLike", [self.constant(number, FLOAT32), value])
 
     def cast(self, value: Operand, dtype: str) -> Value:
-        """``value`` with elements of another dtype, given by its name."""
+        """Return ``value`` with elements of another dtype, given by its name."""
         return self.emit("Cast", [value], to=element_number(dtype))
 
     def emit(
@@ -216,7 +216,7 @@ class NodeBuilder:
         type_: Type = ANY,
         **more: Any,
     ) -> Value:
-        """Emit a node before the final one, and return its one output. ``more`` are attributes."""
+        """Emit a node before the final one, and return its one output. ``more``: attributes."""
         output = Value(self.fresh(op.lower()), type_)
         self.append(op, domain, inputs, [output], {**(attrs or {}), **more}, output.name)
         return output
@@ -260,7 +260,7 @@ class NodeBuilder:
         attrs: Attrs | None,
         name: str,
     ) -> Node:
-        """Emit a node; one of ONNX's without the inputs at its end that are left out. Raises
+        """Emit a node; an ONNX node without trailing inputs that are left out. Raises
         ``InexpressibleError`` if there is no such operation."""
         operation, defaults = self.operation(op, domain)
         attrs = {**defaults, **(attrs or {})} if defaults else attrs
@@ -273,7 +273,7 @@ class NodeBuilder:
         return node
 
     def operation(self, op: str, domain: str) -> tuple[Op, Attrs]:
-        """An operation, and the attributes that its nodes have unless they are given."""
+        """Return an operation, and the default attributes of its nodes."""
         operation = find(op, domain) or internal_operation(op, domain)
         if operation is None:
             raise InexpressibleError(NO_KERNEL)

@@ -1,9 +1,9 @@
 """Problems of a model, collected while it is read and raised together.
 
 Code that reads one node or one tensor raises a ``ConversionError``, whose message continues a
-sentence; the importer, which knows the node, hands it to ``Diagnostics.record`` and goes on with
-the next node. At the end ``raise_collected`` raises ``InvalidModel`` or ``Unsupported`` with
-everything, so that a user learns of all faults of a file in one attempt.
+sentence; the importer, which knows the node, passes it to ``Diagnostics.record`` and continues with
+the next node. At the end ``raise_collected`` raises ``InvalidModel`` or ``Unsupported`` with all of
+them, so that a user sees all faults of a file in one attempt.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class TensorError(ConversionError):
 
 
 class Diagnostics:
-    """The faults of one model. ``where`` is its name in messages, such as ``model.onnx``;
-    ``nodes`` counts those that have been read, of a file of ``size()`` bytes."""
+    """The faults of one model. ``where`` is its name in messages, such as ``model.onnx``. ``nodes``
+    counts the nodes that have been read, from a file of ``size()`` bytes."""
 
     def __init__(
         self, where: str, limits: Limits, size: Callable[[], int] | None = None, nodes: int = 0
@@ -60,7 +60,7 @@ class Diagnostics:
         self._problems.add(*messages)
 
     def shared_problem(self, message: str, origin: str) -> None:
-        """Add a fault that many nodes may share: it is reported once, with the nodes."""
+        """Add a fault that many nodes may share; it is reported once, with all their names."""
         origins = self._shared_problems.setdefault(shortened(message, MAX_SENTENCE), [])
         origins.append(origin)
 
@@ -80,8 +80,8 @@ class Diagnostics:
     def convert(
         self, rule: Callable[[], object], operation: str, origin: str, subject: str = ""
     ) -> None:
-        """Call ``rule``, which converts one node, and record its errors. Rules expect the
-        attributes and inputs that exporters write: errors of Python's own say that the file has
+        """Call ``rule``, which converts one node, and record its errors. Rules assume the
+        attributes and inputs that exporters write, so Python's own errors mean that the file has
         others."""
         try:
             rule()
@@ -99,7 +99,7 @@ class Diagnostics:
         self.check_nodes(self.nodes)
 
     def check_nodes(self, count: int) -> None:
-        """Raise ``InvalidModel`` if the model may not have ``count`` nodes: see ``Limits``."""
+        """Raise ``InvalidModel`` if ``count`` nodes exceed the limits: see ``Limits``."""
         if excess := self.limits.beyond("max_nodes", count):
             raise InvalidModel(f"{self.where} has more nodes {excess} (function bodies expanded)")
         density = self.limits.max_nodes_per_byte

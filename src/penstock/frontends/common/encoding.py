@@ -9,8 +9,8 @@ import numpy as np
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Read a number of up to 64 bits in groups of 7, the lowest first (LEB128, as in protobuf).
-    Returns the number and the position after it. Raises ``ValueError`` if it does not end."""
+    """Read a number of up to 64 bits in groups of 7, lowest first (LEB128, as in protobuf). Return
+    the number and the position after it. Raises ``ValueError`` if it does not end."""
     value = shift = 0
     for byte in data[position : position + 10]:
         value |= (byte & 0x7F) << shift
@@ -22,12 +22,12 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def decode_text(data: bytes | str) -> str:
-    """Decode UTF-8. Bytes that are none become lone surrogates, and are written back unchanged."""
+    """Decode UTF-8. Invalid bytes become lone surrogates, which encode to the same bytes again."""
     return data if isinstance(data, str) else data.decode("utf-8", "surrogateescape")
 
 
 def array_from_bytes(data: bytes | np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Read little-endian elements as a vector of ``dtype``: a view where the data are aligned.
+    """Read little-endian elements as a vector of ``dtype``: a view if the data are aligned.
     ``data`` has a whole number of elements. Any byte other than 0 is ``True``."""
     raw = np.frombuffer(data, np.uint8)
     if dtype == np.bool_:
@@ -41,7 +41,7 @@ def array_from_bytes(data: bytes | np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def vector_of(elements: Sequence[object], dtype: np.dtype) -> np.ndarray:
-    """A vector of elements, filled in: of texts, NumPy would make an array of its own strings."""
+    """Return a vector filled element by element, since NumPy would convert texts to its strings."""
     array = np.empty(len(elements), dtype)
     array[:] = elements
     return array

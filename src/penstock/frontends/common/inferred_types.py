@@ -1,7 +1,7 @@
 """Types of values, inferred on demand while a graph is being built.
 
-A file says little of types: those of inputs and constants. Conversion rules emit simpler nodes
-where more follows from these, and correct ones where nothing does. Only the producers of a value
+A file declares few types: those of inputs and constants. With more types, conversion rules can emit
+simpler nodes; without, they emit nodes that are always correct. Only the producers of a value
 that a rule asks about are inferred, each once.
 """
 
@@ -12,11 +12,11 @@ import numpy as np
 from penstock.core.types import ANY, TensorType, Type, is_static
 from penstock.ir.graph import Node, Value
 
-_MAX_IDENTITIES = 64  # in a row, which may be a circle
+_MAX_IDENTITIES = 64  # in a chain, which may be a cycle
 
 
 def source_of(value: Value) -> Value:
-    """The value of which ``value`` is a copy by Identity nodes."""
+    """Return the value of which ``value`` is a copy by Identity nodes."""
     for _ in range(_MAX_IDENTITIES):
         node = value.producer
         source = node.inputs[0] if node is not None and node.op.name == "Identity" else None
@@ -27,8 +27,8 @@ def source_of(value: Value) -> Value:
 
 
 def constant_of(value: Value) -> np.ndarray | None:
-    """The array that a value holds in every run: of a constant, of a Const node, or of Identity
-    nodes behind these. ``None`` if it has no producer yet, or another one."""
+    """Return the array that a value holds in every run: of a constant, a Const node, or Identity
+    nodes after these. ``None`` for a value with no producer yet, or another one."""
     value = source_of(value)
     node = value.producer
     array: np.ndarray | None = value.const if node is None else None
@@ -44,7 +44,7 @@ class InferredTypes:
         self._inferred: set[Node] = set()
 
     def of(self, value: Value) -> Type:
-        """The type of ``value``: the declared one if that is static or nothing can be inferred."""
+        """Return the type of ``value``: declared if that is static, else inferred if possible."""
         node = value.producer
         if node is None or is_static(value.type):
             return value.type
@@ -53,12 +53,12 @@ class InferredTypes:
         return self._types.get(value, value.type)
 
     def tensor(self, value: Value) -> TensorType:
-        """The type of a tensor; unknown dtype and shape if nothing is known, or it is no tensor."""
+        """Return the type of a tensor; dtype and shape are unknown if nothing is known about it."""
         type_ = self.of(value)
         return type_ if isinstance(type_, TensorType) else TensorType()
 
     def _infer_with_producers(self, node: Node) -> None:
-        """Infer a node after the nodes that it reads; in a circle, some are still unknown."""
+        """Infer a node after the nodes that it reads; within a cycle, some are still unknown."""
         stack = [node]
         while stack:
             node = stack[-1]
@@ -69,7 +69,7 @@ class InferredTypes:
                 self._inferred.add(node)
                 self._infer(node)
             else:
-                self._entered.add(node)  # a node that is met again is part of a circle
+                self._entered.add(node)  # a node that is met again is part of a cycle
                 for value in filter(None, node.inputs):
                     producer = None if value.is_constant else value.producer
                     if producer is None or producer in self._entered:
@@ -78,7 +78,7 @@ class InferredTypes:
                         stack.append(producer)
 
     def _infer(self, node: Node) -> None:
-        if node.nests:  # their contents may not have been read yet
+        if node.nests:  # nested graphs may not have been read yet
             return
         inferred = self._types
         types = [None if v is None else inferred.get(v, v.type) for v in node.inputs]

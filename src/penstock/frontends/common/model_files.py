@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HEAD_BYTES = 512
-"""bytes of a file's beginning that tell its format"""
+"""bytes of a file's beginning that identify its format"""
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-# A FIFO may take a file's place after the check; opening it must not block.
+# A FIFO may replace a file after the check; opening it must not block.
 _CAREFUL = _FLAGS | getattr(os, "O_NONBLOCK", 0)
 _NO_LINK = _CAREFUL | getattr(os, "O_NOFOLLOW", 0)
 
 
 Opened = tuple["str | Path", "os.stat_result | None"]
-"""A file, and what the system said of it just before it was opened."""
+"""a file, and its status just before it was opened"""
 
 _OPENED: ContextVar[list[Opened] | None] = ContextVar("_OPENED", default=None)
 
 
 @contextmanager
 def opened_files() -> Iterator[list[Opened]]:
-    """A list to which all files are added that are opened meanwhile."""
+    """Return a list to which all files are added that are opened in the block."""
     paths: list[Opened] = []
     token = _OPENED.set(paths)
     try:
@@ -67,7 +67,7 @@ def open_path(path: str | Path) -> BinaryIO:
 
 
 def is_pointer(head: bytes) -> bool:
-    """Whether a file that begins with ``head`` stands for one that Git LFS stores elsewhere."""
+    """Whether a file that begins with ``head`` is a Git LFS pointer to a file stored elsewhere."""
     return head.startswith(b"version https://git-lfs")
 
 
@@ -82,7 +82,7 @@ def open_inside(folder: Path, location: str) -> BinaryIO:
 
 
 def _components(location: str) -> list[str]:
-    """The folders and the file of a relative location; none of them leads upward."""
+    """Return the folders and the file of a relative location, of which none may lead upward."""
     from pathlib import PureWindowsPath
 
     if PureWindowsPath(location).anchor or ".." in location.replace("\\", "/").split("/"):
@@ -94,7 +94,7 @@ def _components(location: str) -> list[str]:
 
 
 def _descriptor(folder: Path, parts: list[str]) -> int:
-    """A descriptor of ``folder/parts``, opened without following links."""
+    """Return a descriptor of ``folder/parts``, opened without following links."""
     if os.open not in os.supports_dir_fd:  # checking for links then leaves a race
         path = folder
         for part in parts:
@@ -114,7 +114,7 @@ def _descriptor(folder: Path, parts: list[str]) -> int:
 
 
 def _check_type(status: os.stat_result) -> None:
-    """Raise ``ValueError`` for what must not be opened."""
+    """Raise ``ValueError`` unless the file may be opened."""
     if stat.S_ISLNK(status.st_mode):
         raise ValueError("that is a symbolic link, or inside one; copy the file")
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
@@ -122,8 +122,8 @@ def _check_type(status: os.stat_result) -> None:
 
 
 def _regular(descriptor: int, path: str | Path, *, names: int | None) -> BinaryIO:
-    """The open file of a descriptor, with its path as its name, if it is a regular one with no more
-    ``names``."""
+    """Return the open file of a descriptor, with its path as its name. Raises ``ValueError`` unless
+    it is a regular file with at most this number of ``names``."""
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

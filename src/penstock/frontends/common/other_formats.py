@@ -1,4 +1,4 @@
-"""Files that are no models Penstock reads, told by their names or first bytes, with what to do."""
+"""Recognize files of other formats by names or first bytes, and say what to do with them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _SUFFIXES = {
     ".cbm": _CATBOOST,
 }
 _MEMBERS = (("data.pkl", _TORCH), (".weights.h5", _KERAS))
-"""files that tell the format of a zip file"""
+"""files that identify the format of a zip file"""
 _HEADS = (
     (0, b"\x89HDF", _KERAS),
     (0, b"\x93NUMPY", _ARRAY),
@@ -91,11 +91,11 @@ _HEADS = (
     (4, b"ORTM", _ORT),
     (0, b"ML\xefR", _MLIR),
     (0, b"CBM1", _CATBOOST),
-    # UBJSON: an object, whose first key has its length before it, as an int64.
+    # UBJSON: an object, whose first key is preceded by its length as an int64.
     (0, b"{L\0\0\0\0\0\0\0\x07learner", _XGBOOST),
     (0, b"{L\0\0\0\0\0\0\0\x06Config", _XGBOOST),
 )
-# First words of texts, in small letters: the first that fits is taken. With a second text: both are
+# First words of texts, in small letters; the first match is used. With a second text, both must be
 # among the first bytes.
 _TEXTS = (
     ("version https://git-lfs", "", _LFS),
@@ -122,7 +122,7 @@ _MOST_FIELDS = 100_000
 
 def raise_missing(path: str) -> NoReturn:
     """Raise ``InvalidModel`` for a path at which there is nothing."""
-    scheme, colon, _ = path.partition(":/")  # Path has made one slash of two
+    scheme, colon, _ = path.partition(":/")  # Path has replaced "://" by ":/"
     if colon and len(scheme) > 1 and scheme.replace("+", "").isalnum():
         raise InvalidModel(
             f"{path!r} is a URL, and Penstock downloads nothing: download it, and give the path of "
@@ -145,7 +145,7 @@ def raise_missing(path: str) -> NoReturn:
 
 
 def refuse_by_name(path: str) -> None:
-    """Raise ``InvalidModel`` for a file whose name says that it is of an unsupported format."""
+    """Raise ``InvalidModel`` for a file whose name shows that it has an unsupported format."""
     suffix = os.path.splitext(last_part(path))[1].lower()
     suffix = suffix.partition("-")[0]  # of .data-00000-of-00001
     if suffix in _SUFFIXES:
@@ -153,8 +153,8 @@ def refuse_by_name(path: str) -> None:
 
 
 def refuse_by_contents(source: str | bytes, head: bytes, *, text: bool = False) -> None:
-    """Raise ``InvalidModel`` for an empty file, and for one that begins, with ``head``, as none of
-    a model does; with ``text``, as none of a model in text form does."""
+    """Raise ``InvalidModel`` for an empty file, and for one whose beginning, ``head``, is not that
+    of a model; with ``text``, not that of a model in text form."""
     if not head:
         _refuse(source, *_EMPTY)
     for at, start, form in _HEADS:
@@ -175,7 +175,7 @@ def refuse_by_contents(source: str | bytes, head: bytes, *, text: bool = False) 
 
 
 def refuse_zip(source: str | bytes, head: bytes) -> None:
-    """Raise ``InvalidModel`` if the file is a zip file, of which packages were told before."""
+    """Raise ``InvalidModel`` if the file is a zip file; packages were recognized before."""
     if not head.startswith(b"PK\3\4"):
         return
     import zipfile
@@ -194,8 +194,8 @@ def refuse_zip(source: str | bytes, head: bytes) -> None:
 
 
 def no_model_folder(folder: str) -> InvalidModel:
-    """The error for a folder that is neither a SavedModel nor a package; it names the models that
-    are in it."""
+    """Return the error for a folder that is neither a SavedModel nor a package. It names the models
+    in the folder."""
     files = [*_entries(folder), *(f"onnx/{x}" for x in _entries(os.path.join(folder, "onnx")))]
     models = sorted(name for name in files if os.path.splitext(name)[1] in _MODELS)
     advice = ""
@@ -210,8 +210,8 @@ def no_model_folder(folder: str) -> InvalidModel:
 
 
 def cut_short(data: bytes, numbers: Collection[int]) -> str:
-    """Return a clause that tells how far a protobuf message with fields of these ``numbers`` was
-    cut short; "" unless that is its fault."""
+    """Return a clause that says where a protobuf message with fields of these ``numbers`` was cut
+    short, or "" if it has another fault."""
     at = 0
     with suppress(ValueError):
         for _ in range(_MOST_FIELDS):
@@ -236,7 +236,7 @@ def _entries(folder: str) -> Iterator[str]:
 
 
 def _is_text(head: bytes) -> bool:
-    """Whether bytes are text, in UTF-8, but for a last character that is cut."""
+    """Whether bytes are text in UTF-8, except for a last character that may be cut."""
     try:
         text = head.decode()
     except UnicodeDecodeError as error:
@@ -247,7 +247,7 @@ def _is_text(head: bytes) -> bool:
 
 
 def last_part(path: str) -> str:
-    """The last part of a path."""
+    """Return the last part of a path."""
     return os.path.basename(path.rstrip(os.sep))
 
 

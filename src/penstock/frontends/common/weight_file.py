@@ -1,4 +1,4 @@
-"""Files with weights: ranges of their bytes, read into memory, or mapped on demand."""
+"""Files with weights: ranges of their bytes, read into memory or mapped on demand."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _SMALL = 2**18  # bytes of a file that is read at once
 
 
 class WeightFile:
-    """The bytes that are given, or the file that ``source`` opens, each time it is read. Raises
-    ``ValueError`` with a reason, also if the file has changed since it was opened first.
+    """The bytes of ``source``, or of the file that ``source`` opens each time it is read. Raises
+    ``ValueError`` with a reason, also if the file has changed since it was first opened.
 
-    A small file is read at once. Of others, a range that is in use is not read again, however many
-    tensors name it, and once ranges overlap so much that they would take more than the file, they
-    are views of the whole. What reads them
-    may have to copy them, as where they are not aligned: together, different ranges have at most
-    ``MAX_OVERLAP`` times the bytes of the file, so that memory is linear in it.
+    A small file is read at once. From others, a range that is in use is not read again, however
+    many tensors name it. Once ranges overlap so much that they would take more memory than the
+    file, they are views of the whole file. Readers may have to copy them, for example if they are
+    not aligned, so different ranges may together have at most ``MAX_OVERLAP`` times the bytes of
+    the file: memory is linear in the file's size.
 
     ``mapped``: ranges are views of a mapping. Pages are read when they are used, and other
     processes share them, but a file cut short kills the process when a missing page is used
-    (SIGBUS), and what is written into it changes the weights.
+    (SIGBUS), and writing to the file changes the weights.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class WeightFile:
 
     @property
     def whole(self) -> memoryview | None:
-        """All bytes, if they are held or mapped."""
+        """All bytes, if they are held or mapped, else None."""
         return None if self._whole is None else self._whole.data
 
     def read(self, offset: int, size: int) -> np.ndarray:
-        """``size`` bytes from ``offset``, which lie within the file; read-only."""
+        """Return ``size`` bytes from ``offset``, which lie within the file; read-only."""
         known = self._ranges.get((offset, size))
         data = None if known is None else known()
         if data is None:
@@ -92,7 +92,7 @@ class WeightFile:
         with self._open() as file:
             file.seek(offset)
             count = file.readinto(data)  # type: ignore[attr-defined]
-            # Weights of two files would be mixed.
+            # Otherwise weights of two files would be mixed.
             if count != size or _identity(file) != self._identity:
                 raise ValueError("it was changed while it was read; load it again")
         data.flags.writeable = False
@@ -101,7 +101,7 @@ class WeightFile:
 
 
 def _identity(file: BinaryIO) -> tuple[int, ...]:
-    """The properties that differ if a file was replaced or written since."""
+    """Return the properties that differ if a file was replaced or written since."""
     status = os.fstat(file.fileno())
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -111,13 +111,13 @@ def _identity(file: BinaryIO) -> tuple[int, ...]:
 
 @dataclass(eq=False)
 class ConstantBudget:
-    """Counts the bytes of a model's constants."""
+    """Counts the bytes of a model's constants against the limit."""
 
     limits: Limits
     total: int = field(default=0, init=False)
 
     def count(self, dims: tuple[int, ...], dtype: np.dtype) -> int:
-        """The number of elements. Raises ``TensorError`` for dims that NumPy cannot have."""
+        """Return the number of elements. Raises ``TensorError`` for dims that NumPy rejects."""
         limits = self.limits
         if len(dims) > limits.max_dims:
             raise TensorError(f"it has {len(dims)} dims, more than {limits.max_dims}")
@@ -134,7 +134,7 @@ class ConstantBudget:
         """Count bytes of constants. Raises ``TensorError`` beyond ``Limits.max_constant_bytes``."""
         self.total += nbytes
         most = self.limits.max_constant_bytes
-        if most is None or self.total <= most:  # asked for each constant
+        if most is None or self.total <= most:  # the fast path, taken for each constant
             return
         if excess := self.limits.beyond("max_constant_bytes", self.total):
             raise TensorError(f"with it, the constants take {self.total} bytes, more {excess}")

@@ -1,4 +1,4 @@
-"""Options of ``compile`` that the configuration of an nnpackage asks for, in the keys of onert."""
+"""Options of ``compile`` from the configuration of an nnpackage, in the keys of onert."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.core.errors import shortened, warn
 from penstock.ir.graph import Model, Node
 
 _PLACE = "OP_BACKEND_"
-_ANY = "cpu"  # the backend of onert for which all of ours, which run on processors, stand
+_ANY = "cpu"  # onert's backend that stands for all of ours, since these run on processors
 _SWITCH = {"0": False, "1": True}
 _VALUES: dict[str, tuple[str, dict[str, Any]]] = {
     "CPU_MEMORY_PLANNER": (
@@ -25,8 +25,8 @@ _VALUES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def package_options(model: Model, available: Collection[str]) -> dict[str, Any]:
-    """The options of a model's file, by name, where these backends are ``available``. Warns of keys
-    and values without a meaning."""
+    """Return the options of a model's file, by name, given the ``available`` backends. Warns of
+    keys and values that have no meaning."""
     nodes = [*model.graph.walk()]
     options: dict[str, Any] = {}
     ignored = []
@@ -50,7 +50,7 @@ def package_options(model: Model, available: Collection[str]) -> dict[str, Any]:
 def _meaning(
     key: str, text: str, nodes: Sequence[Node], available: Collection[str]
 ) -> dict[str, Any] | None:
-    """The options that ``key=text`` stands for; ``None`` if it is not understood."""
+    """Return the options that ``key=text`` stands for, or ``None`` if it is not understood."""
     if key in _VALUES:
         name, values = _VALUES[key]
         return {name: values[text]} if text in values else None
@@ -78,7 +78,7 @@ def _meaning(
 def _places_by_number(
     text: str, nodes: Sequence[Node], available: Collection[str]
 ) -> dict[str, Any] | None:
-    """The backends of operators by their numbers in the first subgraph, as in ``0=cpu;2=numpy``.
+    """Return the backends of operators by numbers in the first subgraph, as in ``0=cpu;2=numpy``.
     Operator 2 of an only model is the node ``NAME_2``."""
     parts = [node.name.rpartition("_") for node in nodes]
     names = {number: f"{name}_{number}" for name, _, number in parts if name.isupper()}

@@ -1,8 +1,8 @@
-"""Packages of TFLite and Circle models, a folder or a zip file, to one graph.
+"""Packages of TFLite and Circle models, as a folder or a zip file, converted to one graph.
 
-The manifest connects outputs of models to inputs of others; the entries of all models become one
-graph, whose names are made unique. A package is not trusted: its files lie inside it, and a file of
-a zip is read no further than the size that the limits allow.
+The manifest connects outputs of models to inputs of others. The entries of all models become one
+graph, whose names are made unique. A package is not trusted: its files must lie inside it, and a
+file in a zip is read only up to the size that the limits allow.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def load_package(
     source: Path | bytes, limits: Limits = DEFAULT_LIMITS, map_weights: bool = False
 ) -> Model:
     """Read a package. Raises ``InvalidModel`` for violations of the format or of ``limits``, which
-    bound all of its files together, ``Unsupported`` for operators without a kernel. The models of a
-    folder are mapped into memory if ``map_weights``; those of a zip file are always read."""
+    bound all of its files together, and ``Unsupported`` for operators without a kernel. Models in a
+    folder are mapped into memory if ``map_weights``; those in a zip file are always read."""
     path = source if isinstance(source, Path) else Path("the bytes given")
     if path.is_dir() and path is source:
         return _Package(path, partial(open_inside, path), limits, map_weights).model()
     with _opened(source) as file, zipfile.ZipFile(file) as archive:
-        # Programs that unpack such a file do not agree on which of them counts.
+        # Programs that unpack such a file differ in which of them they use.
         if len(archive.infolist()) > len(archive.NameToInfo):
             raise InvalidModel(f"the package {path.name!r} has several files of one name")
         opened = partial(_open_entry, archive, _top(archive) or "")
@@ -76,15 +76,15 @@ def _opened(source: Path | bytes) -> BinaryIO:
 
 
 def _top(archive: zipfile.ZipFile) -> str | None:
-    """The prefix of the names of a package's files in a zip: nothing, or the one folder that
-    was packed. ``None`` without a manifest."""
+    """Return the prefix of the names of a package's files in a zip: "", or the one folder that
+    was packed; ``None`` without a manifest."""
     tops = {name.partition("/")[0] + "/" for name in archive.namelist()}
     places = ("", *tops) if len(tops) == 1 else ("",)
     return next((top for top in places if top + MANIFEST in archive.NameToInfo), None)
 
 
 def _open_entry(archive: zipfile.ZipFile, top: str, name: str) -> BinaryIO:
-    """A file of a zip. Raises ``ValueError`` with a reason."""
+    """Open a file of a zip. Raises ``ValueError`` with a reason."""
     if name.startswith("/") or ".." in name.replace("\\", "/").split("/"):
         raise ValueError("that leads out of the package")
     entry = archive.NameToInfo.get(top + normpath(name))
@@ -92,7 +92,7 @@ def _open_entry(archive: zipfile.ZipFile, top: str, name: str) -> BinaryIO:
         raise ValueError("there is no such file")
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError("that is compressed by another method than deflate")
-    # The upper half is the mode of Unix, 0 where the archive was made elsewhere.
+    # The upper half is the mode of Unix, or 0 if the archive was created elsewhere.
     if (entry.external_attr >> 16) & 0o170000 not in (0, 0o100000):
         raise ValueError("that is a symbolic link or no regular file; pack the file")
     if entry.file_size > _MAX_GROWTH * (entry.compress_size + 1):
@@ -104,9 +104,9 @@ def _open_entry(archive: zipfile.ZipFile, top: str, name: str) -> BinaryIO:
 
 
 def _read(file: BinaryIO, most: int) -> bytes:
-    """The contents of a file. Raises ``ValueError`` if it has more than ``most`` bytes or is
+    """Return the contents of a file. Raises ``ValueError`` if it has more than ``most`` bytes or is
     damaged."""
-    parts: list[bytes] = []  # read(n) of a large n allocates as much first
+    parts: list[bytes] = []  # read(n) of a large n would first allocate n bytes
     try:
         while part := file.read(min(_CHUNK, most + 1)):
             parts.append(part)
@@ -119,7 +119,7 @@ def _read(file: BinaryIO, most: int) -> bytes:
 
 
 class _Package:
-    """``open_file`` opens a file of the package, or raises ``ValueError`` with a reason."""
+    """A package. ``open_file`` opens one of its files, or raises ``ValueError`` with a reason."""
 
     def __init__(
         self, path: Path, open_file: Callable[[str], BinaryIO], limits: Limits, map_weights: bool
@@ -155,13 +155,13 @@ class _Package:
         except (ValueError, RecursionError) as error:
             raise self.fault(f"has a {MANIFEST} that is not JSON: {error}") from error
         if not isinstance(manifest, dict):
-            raise self.fault(f"has a {MANIFEST} that is no JSON object")
+            raise self.fault(f"has a {MANIFEST} that is not a JSON object")
         return manifest
 
     def entries(self, key: str) -> list[Any]:
         entries = self.manifest.get(key, [])
         if not isinstance(entries, list):
-            raise self.fault(f"has {key!r} that is no list")
+            raise self.fault(f"has {key!r} that is not a list")
         return entries
 
     def model(self) -> Model:
@@ -204,7 +204,7 @@ class _Package:
         source: Any = partial(self.opened, name)
         if not self.path.is_dir():
             most = sys.maxsize if self.limits.max_bytes is None else self.limits.max_bytes
-            # A zip says sizes that need not be true.
+            # The sizes that a zip declares need not be true.
             source = self.read(name, most - self.totals.size)
         title = f"{shortened(str(name))} in {self.path.name}"
         with importing(
@@ -228,7 +228,7 @@ class _Package:
     def structure(
         self, models: Sequence[Model], inputs: Sequence[Value], outputs: Sequence[Value]
     ) -> dict[str, list[str]]:
-        """The parts of the package, for people."""
+        """Describe the parts of the package, in lines by title."""
         names = [f"{i}: {name}" for i, name in enumerate(self.entries("models"))]
         places = {
             value: f"{index}:0:{io} {shortened(value.name)}"
@@ -251,7 +251,7 @@ class _Package:
         return structure
 
     def port(self, place: Any, inputs: bool) -> Value:
-        """The value of ``model:subgraph:io``."""
+        """Return the value of ``model:subgraph:io``."""
         parts = place.split(":") if isinstance(place, str) else []
         if len(parts) == 3 and all(p.isascii() and p.isdigit() and len(p) < 9 for p in parts):
             model, subgraph, io = map(int, parts)
@@ -270,11 +270,11 @@ class _Package:
         return values or otherwise
 
     def connect(self) -> dict[Value, Value]:
-        """Replace the inputs at the ends of edges by the outputs where they start."""
+        """Replace the inputs at the ends of edges by the outputs at their starts."""
         fed: dict[Value, Value] = {}
         for edge in self.entries("model-connect"):
             if not isinstance(edge, dict) or not isinstance(edge.get("to"), list):
-                raise self.fault("has an edge that is no object with 'from' and 'to'")
+                raise self.fault("has an edge that is not an object with 'from' and 'to'")
             source = self.port(edge.get("from"), inputs=False)
             if source.producer is None:
                 raise self.fault(f"has an edge from {source.name!r}, an input that is passed on")
@@ -291,8 +291,8 @@ class _Package:
         return fed
 
     def converted(self, source: Value, target: Value) -> Value:
-        """The value that feeds ``target``: ``source``, converted if its element type is another, or
-        if both are quantized and its integers stand for other numbers."""
+        """Return the value that feeds ``target``: ``source``, converted if its element type
+        differs, or if both are quantized and their integers represent different numbers."""
         dtype, given, _ = self.declared[source]
         wanted_dtype, wanted, _ = self.declared[target]
         alike = given is None or wanted is None or given.equals(wanted)
@@ -314,12 +314,12 @@ class _Package:
             builder.append("Cast", "", [real], [result], {"to": to}, name)
         else:
             emit_quantized(builder, real, wanted, result, wanted_dtype)
-        # Into any: the nodes of all models become those of one graph, which is sorted later.
+        # Into any of them: the nodes of all models become those of one graph, sorted later.
         self.graphs[0].nodes += builder.nodes
         return result
 
     def rename(self, ports: list[Value]) -> None:
-        """Give each value and node a name of its own; those of the package come first."""
+        """Give each value and node a unique name, those of the package first."""
         names = UniqueNames(list, numbered="{}#{}")
         values = dict.fromkeys(ports)
         for model, entry in enumerate(self.graphs):

@@ -1,6 +1,6 @@
 """Attributes of nodes: plain values, tensors, graphs, and references to attributes of a function.
 
-A graph among the attributes is made empty, and noted for the importer, which fills it later.
+A graph among the attributes is created empty, and recorded for the importer, which fills it later.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import AttrDict
 
 _plain = itemgetter(slice(None))
-"""A repeated field as a list: several times faster by a slice than item by item."""
+"""converts a repeated field to a list: by a slice, several times faster than item by item"""
 
 
 def _texts(items: Any) -> list[str]:
-    """Strings decoded, each once: those of a forest repeat a few thousand times."""
+    """Return decoded strings, each decoded once: a tree ensemble repeats a few thousand strings."""
     encoded = items[:]
     texts = {item: decode_text(item) for item in {*encoded}}
     return list(map(texts.__getitem__, encoded))
@@ -58,13 +58,13 @@ _FIELDS: Mapping[int, tuple[str, Callable[[Any], Any] | None]] = {
     AttributeProto.TYPE_PROTOS: ("type_protos", lambda items: [value_type(item) for item in items]),
     AttributeProto.SPARSE_TENSORS: ("sparse_tensors", None),
 }
-"""The field of each ``AttributeProto`` type, and its decoder; None for tensors and graphs."""
+"""the field of each ``AttributeProto`` type, and its decoder; None for tensors and graphs"""
 
 _CODES = {field: code for code, (field, _) in _FIELDS.items()}
 
 
 def attribute_type(proto: AttributeProto) -> int:
-    """The type of an attribute of IR version 1, which lacks it: that of the field in use."""
+    """Return the type of an attribute of IR version 1, which has none: that of the field in use."""
     return next((_CODES[f.name] for f, _ in proto.ListFields() if f.name in _CODES), 0)
 
 
@@ -78,27 +78,27 @@ CONSTANTS: Mapping[str, tuple[int, np.dtype | None]] = {
     "value_string": (AttributeProto.STRING, STRING),
     "value_strings": (AttributeProto.STRINGS, STRING),
 }
-"""Attributes that can be the value of a Constant: their type, and the dtype that numbers and
-strings get."""
+"""attributes that can be the value of a Constant: their type, and the dtype of their numbers and
+strings"""
 
 
 @dataclass(frozen=True, eq=False)
 class AttributeReader:
-    """Reads the attributes of one model's nodes. ``pending`` takes the graphs among them, which
-    are empty until the importer fills them."""
+    """Reads the attributes of one model's nodes. ``pending`` receives their graphs, which are empty
+    until the importer fills them."""
 
     tensors: TensorReader
     diagnostics: Diagnostics
     pending: list[PendingGraph]
 
     def read(self, node: OnnxNode, attrs: AttrDict) -> dict[str, int]:
-        """Add the attributes of a node to ``attrs``; return their ``AttributeProto`` types. Raises
-        ``InvalidModel`` for a graph beyond ``Limits.max_depth``; adds what else is wrong to the
-        diagnostics."""
+        """Add the attributes of a node to ``attrs``, and return their ``AttributeProto`` types.
+        Raises ``InvalidModel`` for a graph beyond ``Limits.max_depth``, and adds other faults to
+        the diagnostics."""
         types: dict[str, int] = {}
         for proto in node.proto.attribute:
             key, context = proto.name, node.context
-            if key.__class__ is not str:  # faster than a call, and most
+            if key.__class__ is not str:  # most are; faster than a call
                 key = decode_text(key)
             if key in types:
                 self.diagnostics.problem(f"{node.origin} has attribute {key!r} twice; remove one")
@@ -120,7 +120,7 @@ class AttributeReader:
             if code == AttributeProto.GRAPH:
                 title = f"{key} of {node.origin}"
                 self.diagnostics.check_depth(context.depth + 1, title)
-                # Filled later: no recursion.
+                # Filled later, to avoid recursion.
                 graph = attrs[key] = Graph([], [], [], decode_text(proto.g.name))
                 self.pending.append((graph, proto.g, context.nested(title, node.proto.output)))
             elif code in (AttributeProto.TENSOR, AttributeProto.SPARSE_TENSOR):
@@ -139,8 +139,8 @@ class AttributeReader:
     def referred(
         self, proto: AttributeProto, node: OnnxNode
     ) -> tuple[AttributeProto, ImportContext] | None:
-        """The attribute that one within a function refers to, and the context that it was written
-        in; ``None`` if the call leaves it out."""
+        """Return the attribute that one within a function refers to, and the context in which it
+        was written; ``None`` if the call leaves it out."""
         context = node.context
         while proto.ref_attr_name:
             wanted = proto.ref_attr_name
@@ -157,7 +157,7 @@ class AttributeReader:
         return proto, context
 
     def constant(self, node: OnnxNode) -> np.ndarray | None:
-        """The value of a Constant node, or ``None`` if something is wrong with it."""
+        """Return the value of a Constant node, or ``None`` if it is invalid."""
         attrs: dict[str, Any] = {}
         types = self.read(node, attrs)
         if len(types) != 1 or not attrs.keys() & CONSTANTS.keys():
@@ -184,7 +184,7 @@ class AttributeReader:
         name: str,
         where: str | OnnxNode,
     ) -> np.ndarray:
-        """The contents of a tensor; an empty array if something is wrong with it. ``where`` it is
+        """Return the contents of a tensor, or an empty array if it is invalid. ``where``: its place
         for messages, or the node that has it."""
         try:
             if isinstance(proto, Apart) or proto.DESCRIPTOR.name == "TensorProto":
@@ -204,8 +204,8 @@ _MAX_WHERE = 300
 
 @dataclass(slots=True, eq=False)
 class NameScope:
-    """The names of a graph or function body, and of the graphs around it. ``later``: the outputs of
-    the node that a graph is nested in, which the graph may use as names of its own."""
+    """The names of a graph or function body, and of enclosing graphs. ``later``: the outputs of the
+    node that contains a graph, whose names the graph may reuse."""
 
     parent: NameScope | None = None
     names: dict[str, Value | None] = field(default_factory=dict)
@@ -213,7 +213,7 @@ class NameScope:
 
     @property
     def of_nodes_around(self) -> set[str]:
-        """The names of outputs of nodes around, which a graph may use as names of its own."""
+        """The names of outputs of containing nodes, which a graph may reuse."""
         names: set[str] = set()
         scope: NameScope | None = self
         while scope is not None:
@@ -222,7 +222,7 @@ class NameScope:
         return names
 
     def find(self, name: str) -> Value | None:
-        """The value of a name; ``None`` for an input of a function that a call leaves out."""
+        """Return the value of a name; ``None``: an input of a function that a call omits."""
         scope: NameScope | None = self
         while scope is not None:
             if name in scope.names:
@@ -235,23 +235,23 @@ class NameScope:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why nodes of an operation cannot be imported. With ``undeclared``, the model does not import
-    an opset of the operation's domain: a fault of the file, not a missing kernel."""
+    """Why nodes of an operation cannot be imported. ``undeclared``: the model does not import an
+    opset of the operation's domain, which is a fault of the file, not a missing kernel."""
 
     reason: str
     undeclared: bool = False
 
 
 Meanings: TypeAlias = dict[tuple[str, str], Meaning | Refusal]
-"""Meanings of operations by domain and name."""
+"""meanings of operations by domain and name"""
 
 
 @dataclass(slots=True)
 class ImportContext:
     """The meaning of names, operations and attribute references in a graph or body.
 
-    ``attributes`` are those of the call of a function, each with the context that it was written
-    in; ``constants`` those of the nodes themselves, by number: for all calls of a function."""
+    ``attributes`` are those of a function call, each with the context in which it was written;
+    ``constants`` those of the nodes themselves, by number, shared by all calls of a function."""
 
     scope: NameScope
     opsets: Mapping[str, int]
@@ -263,15 +263,15 @@ class ImportContext:
     constants: dict[int, np.ndarray | None] = field(default_factory=dict)
 
     def nested(self, where: str, outputs: Sequence[str]) -> ImportContext:
-        """The context of a graph among the attributes of a node with some ``outputs``. Each of its
-        nodes repeats ``where``, which is shortened."""
+        """Return the context of a graph among the attributes of a node with these ``outputs``. All
+        of its nodes repeat ``where``, which is therefore shortened."""
         where = shortened(where, _MAX_WHERE)
         scope = NameScope(self.scope, later=outputs)
         return replace(self, scope=scope, where=where, depth=self.depth + 1, constants={})
 
 
 class OnnxNode(NamedTuple):
-    """A node of a graph or body, whose output values have been made."""
+    """A node of a graph or body, whose output values exist already."""
 
     proto: NodeProto
     number: int
@@ -286,12 +286,12 @@ class OnnxNode(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """The node and where it stands, for messages."""
+        """The node and its place, for messages."""
         return f"{shortened(self.name)} in {self.context.where}"
 
 
 Expansion: TypeAlias = tuple[Iterator[OnnxNode], list[Node]]
-"""Nodes left to import, and nodes to add after them."""
+"""nodes that remain to be imported, and nodes to add after them"""
 
 PendingGraph: TypeAlias = tuple[Graph, GraphProto, ImportContext]
-"""An empty graph, and the contents to import into it."""
+"""an empty graph, and the contents to import into it"""

@@ -1,8 +1,8 @@
-"""From a file, or its bytes, to protobuf messages.
+"""Read protobuf messages from a file or from its bytes.
 
-Protobuf copies what it parses, and copies weights once more on access. So the large initializers of
-a large file are left out of the message that is parsed, and are read one by one, their contents
-straight into the arrays that the model keeps.
+Protobuf copies what it parses, and copies weights again on access. So the large initializers of a
+large file are left out of the message that is parsed, and read one by one, directly into the arrays
+that the model keeps.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Message = TypeVar("Message", ModelProto, TensorProto)
 LARGE_FILE = 2**20
 LARGE_TENSOR = 2**16
 FIELD_BYTES = 256
-"""Bytes of a file for each of its fields, on average, from which on its large tensors are worth
-looking for; a file of many smaller fields is parsed as a whole."""
+"""the average number of bytes per field from which on large tensors are searched in a file; a file
+of many smaller fields is parsed as a whole"""
 MAX_MESSAGE = 2**31 - 1
-"""Bytes of the largest message that protobuf reads."""
+"""bytes of the largest message that protobuf reads"""
 
 _FIELDS = {
     name: {*message.fields_by_name}
@@ -64,8 +64,8 @@ Weights = Iterable[TensorProto | Apart]
 
 @contextmanager
 def opened(source: Source) -> Iterator[tuple[ModelProto, Weights]]:
-    """The model of ``source``, and its initializers that are not in the message. The initializers
-    of a large file are read one at a time while the context is open. Raises ``InvalidModel``."""
+    """Return the model of ``source``, and its initializers that are not in the message. Those of a
+    large file are read one at a time while the context is open. Raises ``InvalidModel``."""
     if isinstance(source, bytes):
         yield _parsed(ModelProto, source, "the bytes given"), ()
     elif isinstance(source, str | os.PathLike):
@@ -77,8 +77,8 @@ def opened(source: Source) -> Iterator[tuple[ModelProto, Weights]]:
 
 
 def _current(proto: ModelProto) -> ModelProto:
-    """A message of the onnx package's own classes, whose fields are read as those of ours; a copy
-    of one that lacks fields, since the package is older than they are."""
+    """Return a message of the onnx package's own classes as it is, since its fields are read as
+    those of our classes; a copy if it lacks fields because the package is older."""
     messages = proto.DESCRIPTOR.file.message_types_by_name
     for name, fields in _FIELDS.items():
         if name not in messages or not fields <= {*messages[name].fields_by_name}:
@@ -92,7 +92,7 @@ def _read(file: BinaryIO, name: str) -> tuple[ModelProto, Weights]:
         try:
             rest, spans = _split(file, size)
         except (ValueError, IndexError):
-            pass  # no sequence of fields, which protobuf reports, or of small ones
+            pass  # not a sequence of fields, which protobuf reports, or of small fields
         else:
             proto = _parsed(ModelProto, b"".join(rest), name)
             return proto, (_initializer(file, *span, name) for span in spans)
@@ -131,11 +131,11 @@ def has_external_data(data: bytes) -> bool:
 
 
 def _initializer(file: BinaryIO, start: int, end: int, name: str) -> TensorProto | Apart:
-    """The initializer from ``start`` to ``end``, its raw data apart if it has them once."""
+    """Read the initializer from ``start`` to ``end``, its raw data apart if they occur once."""
     try:
         raw = [field for field in _fields(file, start, end) if field[0] == _RAW_DATA]
     except (ValueError, IndexError):
-        raw = []  # protobuf reports that
+        raw = []  # protobuf reports the error
     if len(raw) != 1 or raw[0][2] is None:
         return _parsed(TensorProto, _piece(file, start, end), name)
     _, first, contents, last = raw[0]
@@ -151,9 +151,9 @@ def _initializer(file: BinaryIO, start: int, end: int, name: str) -> TensorProto
 
 
 def _split(file: BinaryIO, size: int) -> tuple[list[bytes], list[tuple[int, int]]]:
-    """The bytes of a model without its large initializers, and the ranges of these in the file.
-    Raises ``ValueError`` if the file is not a sequence of protobuf fields, or if most are small."""
-    left = _FEW_FIELDS + size // FIELD_BYTES  # fields in Python cost more than copies of small ones
+    """Return the bytes of a model without its large initializers, and their ranges in the file.
+    Raises ``ValueError`` if the file is not a sequence of protobuf fields, or most are small."""
+    left = _FEW_FIELDS + size // FIELD_BYTES  # reading small fields here costs more than copies
     rest: list[bytes] = []
     spans: list[tuple[int, int]] = []
     done = 0
@@ -179,15 +179,15 @@ def _split(file: BinaryIO, size: int) -> tuple[list[bytes], list[tuple[int, int]
 
 
 def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, int | None, int]]:
-    """The fields of a message: number, and the positions where the field, its contents and the next
-    field begin; for numbers ``None`` instead of contents."""
+    """Yield the fields of a message: number, and the positions where the field, its contents and
+    the next field begin; for numbers ``None`` instead of contents."""
     window, base = b"", start
     while start < end:
         at = start - base
         if at + _HEAD > len(window) and base + len(window) < end:
             checkpoint()
             window, base, at = _piece(file, start, min(end, start + _WINDOW)), start, 0
-        # Of one byte, as of fields up to 15, without a call.
+        # Inlined for tags of one byte, as those of fields up to 15.
         tag, at = (window[at], at + 1) if window[at] < 0x80 else read_varint(window, at)
         wire_type = tag & 7
         payload = None
@@ -201,14 +201,14 @@ def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, in
             at += 8 if wire_type == 1 else 4
         else:
             raise ValueError(f"wire type {wire_type}")
-        if base + at > end:  # also for a length that is far too large
+        if base + at > end:  # also true for a length that is far too large
             raise ValueError("a field ends after its message")
         yield tag >> 3, start, payload, base + at
         start = base + at
 
 
 def _encoded(value: int) -> bytes:
-    """The inverse of ``read_varint``."""
+    """Encode a number: the inverse of ``read_varint``."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""Functions of ONNX models: the table of them, and the size of a model with all calls expanded.
+"""Functions of ONNX models: their table, and the size of a model with all calls expanded.
 
 Bodies are not converted on their own: the importer imports a body for each call, with the values
 and attributes of the call. The number of nodes can grow exponentially, so it is computed before
@@ -24,7 +24,7 @@ from penstock.frontends.onnx.messages import (
 )
 
 Key = tuple[str, str, str]
-"""Domain, name and overload."""
+"""domain, name and overload"""
 
 if TYPE_CHECKING:
     from penstock.frontends.common.expansion import Census
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class OnnxFunction:
-    """A function of the file. ``title`` stands for it in messages; ``defaults`` are the values of
+    """A function of the file. ``title`` names it in messages; ``defaults`` are the values of
     attributes that a call leaves out."""
 
     title: str
@@ -68,13 +68,13 @@ class FunctionTable:
             self.table[key] = OnnxFunction(shortened(title), proto, defaults)
 
     def find(self, node: NodeProto) -> OnnxFunction | None:
-        """The function that a node calls, if it calls one."""
+        """Return the function that a node calls, or None for other nodes."""
         return self.table.get((plain_domain(node.domain), node.op_type, node.overload))
 
     def check(self, graph: GraphProto, diagnostics: Diagnostics) -> None:
-        """Raise ``InvalidModel`` where functions call each other in a circle, or where expanding
-        them would make more nodes than a model may have."""
-        # Of models with functions, which are few.
+        """Raise ``InvalidModel`` if functions call each other in a cycle, or if expanding them
+        would create more nodes than a model may have."""
+        # Few models have functions.
         from graphlib import CycleError
 
         from penstock.frontends.common.expansion import expanded_size, expanded_sizes
@@ -91,9 +91,9 @@ class FunctionTable:
         diagnostics.check_nodes(expanded_size(self.census(graph.node), sizes))
 
     def census(self, nodes: Iterable[NodeProto]) -> Census:
-        """The census of a body, nested graphs included."""
+        """Return the census of a body, including its nested graphs."""
         census: Counter[Key | None] = Counter()
-        stack = [iter(nodes)]  # no recursion: files nest as deep as they like
+        stack = [iter(nodes)]  # no recursion, since files may nest graphs arbitrarily deep
         while stack:
             node = next(stack[-1], None)
             if node is None:
@@ -106,10 +106,10 @@ class FunctionTable:
 
 
 def nested_graphs(node: NodeProto) -> list[GraphProto]:
-    """The graphs among a node's attributes."""
+    """Return the graphs among a node's attributes."""
     graphs: list[GraphProto] = []
     lists: list[GraphProto] = []
-    for attribute in node.attribute:  # a loop: this is asked for each node
+    for attribute in node.attribute:  # a loop, since this is called for each node
         if attribute.HasField("g"):
             graphs.append(attribute.g)
         lists += attribute.graphs
@@ -117,10 +117,10 @@ def nested_graphs(node: NodeProto) -> list[GraphProto]:
 
 
 def plain_domain(name: str) -> str:
-    """The canonical name of a domain: ONNX's own has two."""
+    """Return the canonical name of a domain, since ONNX's own has two."""
     return "" if name == "ai.onnx" else name
 
 
 def opsets_of(entries: Iterable[OperatorSetIdProto]) -> dict[str, int]:
-    """The opset of each domain that a model or function imports."""
+    """Return the opset of each domain that a model or function imports."""
     return {plain_domain(entry.domain): entry.version for entry in entries}

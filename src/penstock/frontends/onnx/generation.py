@@ -12,11 +12,11 @@
         go_on, beams, *state = SearchStep(logits, *state, ...)
         pasts = Gather(presents, beams)
 
-The first step, of all of the input, stands before the loop, whose steps are of one token each: all
-of their shapes are known but for the lengths of the mask and of the pasts. ``init_decoder`` runs in
-place of ``decoder`` in the first step. An ``encoder`` runs before: the decoder reads its caches of
-the input, repeated for each beam, and begins with a start token. One that runs the decoder once
-itself gives the logits of the first step.
+The first step, over the whole input, precedes the loop, whose steps process one token each: all of
+their shapes are known except for the lengths of the mask and of the pasts. ``init_decoder``
+replaces ``decoder`` in the first step. An ``encoder`` runs before: the decoder reads the encoder's
+caches of the input, repeated for each beam, and begins with a start token. An encoder that runs the
+decoder once itself returns the logits of the first step.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ Inputs = Mapping[str, Value | None]
 
 
 class Decoding(NamedTuple):
-    """A ``decoder`` and its ``contents``. ``begin`` makes the first pasts, whose beams lie along
-    ``axis``, from the samples that rows belong to; ``arguments`` are those of the decoder for the
-    state and the pasts. ``first``: the decoder of the first step, or
+    """A ``decoder`` and its ``contents``. ``begin`` creates the first pasts, whose beams lie along
+    ``axis``, from the samples to which rows belong; ``arguments`` returns the decoder's inputs for
+    the state and the pasts. ``first``: the decoder of the first step, or
     its outputs; None for a copy of ``decoder``."""
 
     decoder: Graph
@@ -87,7 +87,7 @@ class Decoding(NamedTuple):
 
 
 def search(old: NodeUpgrade) -> None:
-    """Write a search as a Loop; raise for forms of it that are not supported."""
+    """Write a search as a Loop. Raises ``ConversionError`` for forms that are not supported."""
     names = _INPUTS[old.op]
     if len(old.inputs) > len(names):
         raise NodeError(f"has {len(old.inputs)} inputs, but must have {len(names)} at most")
@@ -111,7 +111,7 @@ def search(old: NodeUpgrade) -> None:
 
 
 def _attributes(old: NodeUpgrade) -> AttrDict:
-    """The attributes of the steps, checked."""
+    """Return the attributes of the steps, checked."""
     numbers: dict[str, Any] = dict.fromkeys(("no_repeat_ngram_size", "early_stopping"), 0)
     whisper = old.op == "WhisperBeamSearch"
     numbers |= {"model_type": _WHISPER if whisper else _GPT, "decoder_start_token_id": -1}
@@ -132,7 +132,7 @@ def _attributes(old: NodeUpgrade) -> AttrDict:
 
 
 def _graph(old: NodeUpgrade, key: str) -> tuple[Graph, GraphProto]:
-    """A graph among the attributes, which is empty until it is imported, and its contents."""
+    """Return a graph attribute, which is empty until it is imported, and its contents."""
     graph = old.attrs.get(key)
     if not isinstance(graph, Graph):
         raise NodeError(f"has no graph {key!r}; give it one")
@@ -140,7 +140,7 @@ def _graph(old: NodeUpgrade, key: str) -> tuple[Graph, GraphProto]:
 
 
 def _type_of(info: ValueInfoProto) -> TensorType:
-    """The declared type of an input or output of a graph."""
+    """Return the declared type of an input or output of a graph."""
     try:
         type_ = value_type(info.type, entry=True)
     except InvalidModel as error:
@@ -149,7 +149,7 @@ def _type_of(info: ValueInfoProto) -> TensorType:
 
 
 def _search_alone(old: NodeUpgrade, inputs: Inputs, attrs: AttrDict) -> None:
-    """A search without an encoder: the decoder goes on with the input."""
+    """Write a search without an encoder, in which the decoder continues the input."""
     decoder, contents = _graph(old, "decoder")
     first = _graph(old, "init_decoder") if "init_decoder" in old.attrs else None
     pasts = [_type_of(info) for info in contents.input[3:]]
@@ -172,13 +172,13 @@ def _search_alone(old: NodeUpgrade, inputs: Inputs, attrs: AttrDict) -> None:
 
 
 def _search_encoded(old: NodeUpgrade, inputs: Inputs, attrs: AttrDict, masked: bool) -> None:
-    """A search that begins with a start token, of which the encoder reads the input; ``masked``:
-    with a mask of it."""
+    """Write a search that begins with a start token, and whose encoder reads the input; ``masked``:
+    with a mask of the input."""
     encoder, encoding = _graph(old, "encoder")
     decoder, contents = _graph(old, "decoder")
     ids, mask, start = inputs["ids"], inputs["mask"], attrs["decoder_start_token_id"]
     assert ids is not None
-    if masked and mask is None:  # tokens count from the first one on that is no padding
+    if masked and mask is None:  # tokens count from the first one that is not padding
         padding = old.emit("Equal", [ids, old.like(attrs["pad_token_id"], ids)])
         words = old.cast(old.emit("Not", [padding]), "int32")
         count = old.emit("CumSum", [words, 1])
@@ -203,11 +203,11 @@ def _search_encoded(old: NodeUpgrade, inputs: Inputs, attrs: AttrDict, masked: b
             "own and of the input, and return logits and its own present states"
         )
     tokens = _type_of(contents.input[0]).shape
-    whole = tokens is None or len(tokens) != 2 or tokens[1] != 1  # it wants all tokens so far
+    whole = tokens is None or len(tokens) != 2 or tokens[1] != 1  # it needs all tokens so far
     read: list[Value] = []
 
     def repeated(samples: Value) -> list[Value]:
-        """Repeat what the encoder has for each beam; return the first pasts of the decoder."""
+        """Repeat the encoder's outputs for each beam; return the first pasts of the decoder."""
         own = encoded[2 : 2 + layers] if of_decoder else []
         rest = [*masks, *(encoded[1:2] if hidden else ()), *encoded[-layers:]]
         both = [old.emit("Gather", [x, samples], axis=0) for x in (*own, *rest)]
@@ -225,7 +225,7 @@ def _search_encoded(old: NodeUpgrade, inputs: Inputs, attrs: AttrDict, masked: b
 
 
 def _empty(old: NodeUpgrade, past: TensorType, samples: Value, axis: int) -> Value:
-    """A cache [..., samples at ``axis``, heads, positions, size] of no positions."""
+    """Return a cache [..., samples at ``axis``, heads, positions, size] of no positions."""
     dims = past.shape
     if dims is None or len(dims) != axis + 4:
         raise InexpressibleError(f"its decoder's past state has not {axis + 4} dims, but {dims}")
@@ -241,13 +241,13 @@ def _empty(old: NodeUpgrade, past: TensorType, samples: Value, axis: int) -> Val
 def _called(
     b: NodeUpgrade, graph: Graph, contents: GraphProto, arguments: Sequence[Value]
 ) -> list[Value]:
-    """The outputs of a graph among the attributes for ``arguments``: as the branch of an If that is
+    """Return the outputs of a graph attribute for ``arguments``, as the branch of an If that is
     always taken, since branches can read outer values."""
-    graph.inputs = list(arguments)  # stand for its own when its contents are imported
+    graph.inputs = list(arguments)  # they replace its own when its contents are imported
     types = [_type_of(info) for info in contents.output]
     unused = [np.zeros((1,) * len(t.shape or ()), t.dtype or FLOAT32) for t in types]
     other = Graph([], [b.constant(x, x.dtype) for x in unused], [], "unused")
-    # Rules look at declared types, until inference replaces them.
+    # Rules read declared types until inference replaces them.
     outputs = [Value(b.fresh("decoded"), t) for t in types]
     branches = {"then_branch": graph, "else_branch": other}
     b.become("If", [b.constant(True, BOOL)], branches, outputs)
@@ -262,7 +262,7 @@ def _emit(
     mask: Value | None,
     decoding: Decoding,
 ) -> None:
-    """Emit the loop and what is around it. ``ids`` are the first tokens."""
+    """Emit the loop and the nodes around it. ``ids`` are the first tokens."""
     start = [ids, inputs["max_length"], inputs.get("num_beams"), mask]
     trips, samples, *begun = old.emit_several(
         "SearchStart", start, attrs, count=2 + STATE, domain="penstock"
@@ -276,7 +276,7 @@ def _emit(
     def step(
         b: NodeUpgrade, decoded: Sequence[Value], state: Sequence[Value]
     ) -> tuple[list[Value], Value]:
-        """Whether to go on, the next state and pasts; scores."""
+        """Return whether to continue, the next state and pasts, and scores."""
         logits, *presents = decoded
         arguments = [logits, *state, ids, *(inputs.get(name) for name in _OF_STEPS)]
         results = b.emit_several("SearchStep", arguments, attrs, count=3 + STATE, domain="penstock")
@@ -312,7 +312,7 @@ def _emit(
 
 
 def _copy(source: Graph, own: Sequence[Value], target: Graph, arguments: Sequence[Value]) -> None:
-    """Let ``target`` be a copy of ``source`` that reads ``arguments`` in place of its ``own``."""
+    """Make ``target`` a copy of ``source`` that reads ``arguments`` in place of its ``own``."""
     whole = Graph(own, source.outputs, source.nodes)
     target.inputs = []
     target.nodes, target.outputs = embed(whole, arguments, "/first")

@@ -1,15 +1,15 @@
-"""ONNX models to graphs.
+"""Convert ONNX models to graphs.
 
 Names become ``Value`` objects here: a nested graph that reads a value of an outer graph refers to
 the same object. Nodes of older operator versions are rewritten (``upgrades``), calls of functions
 are replaced by the functions' bodies (``functions``), and attributes get the defaults of the node's
-own schema version, so that operations do not depend on the version they came from.
+own schema version, so that operations do not depend on the version of the file.
 
-The file is not trusted, and no native code but protobuf's parser sees it.
-Violations of ONNX's own rules (schemas, opsets, functions, tensors) are collected and reported here
-all at once; rules of every valid graph are left to ``verify``: undefined names become values
-without a producer, names defined twice two values. Nothing recurses: graphs among attributes are
-put on a list of pending graphs.
+The file is not trusted, and only protobuf's parser reads it in native code. Violations of ONNX's
+own rules (schemas, opsets, functions, tensors) are collected and reported here all at once.
+``verify`` checks the rules of every graph: undefined names become values without a producer, and
+names that are defined twice become two values. Nothing recurses: graphs among attributes are
+added to a list of pending graphs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def load_onnx(source: Source, limits: Limits = DEFAULT_LIMITS, map_weights: bool
 
 _METADATA = attrgetter("metadata_props")
 _REFERENCE = attrgetter("ref_attr_name")
-# Opsets of domains that a model does not import: as ONNX Runtime, since exporters forget them.
+# Opsets of domains that a model does not import, as in ONNX Runtime, since exporters forget them.
 _IMPLIED = {MICROSOFT: 1, "ai.onnx.ml": 5}
 
 
@@ -126,7 +126,7 @@ class _Importer:
         graph = Graph([], [], [], decode_text(proto.graph.name))
         self.pending.append((graph, proto.graph, ImportContext(self.top, opsets, where)))
         while self.pending:
-            self.fill(*self.pending.pop())  # which may add graphs that are nested in it
+            self.fill(*self.pending.pop())  # may add nested graphs to the list
         diagnostics.raise_collected()
         for call in reversed(self.last_calls):
             call()
@@ -150,7 +150,7 @@ class _Importer:
         )
 
     def about(self, opsets: Mapping[str, int]) -> dict[str, str]:
-        """The file's statements about its producer and its versions."""
+        """Return the file's statements about its producer and its versions."""
         proto = self.proto
         opset = [f"{domain or 'ai.onnx'} {version}" for domain, version in opsets.items()]
         texts = {
@@ -166,19 +166,19 @@ class _Importer:
         return {name: text for name, text in texts.items() if text}
 
     def output_dims(self) -> dict[str, tuple[int | str | None, ...]]:
-        """The dims that the file declares for its outputs."""
+        """Return the dims that the file declares for its outputs."""
         dims = {}
         for info in self.proto.graph.output:
-            with suppress(InvalidModel):  # of a type that is not used
+            with suppress(InvalidModel):  # the type is invalid, but not used
                 type_ = value_type(info.type)
                 if isinstance(type_, TensorType) and type_.shape is not None:
                     dims[info.name] = type_.shape
         return dims
 
     def name(self, name: str, context: ImportContext) -> str:
-        """The name of a new value: a unique one in functions, which may be expanded many times, and
-        where a graph has names of what the node around it makes."""
-        if name.__class__ is not str:  # protobuf gives bytes for what is not UTF-8
+        """Return the name of a new value: a unique one in functions, which may be expanded many
+        times, and in graphs that reuse names of the outputs of the containing node."""
+        if name.__class__ is not str:  # protobuf returns bytes if it is not UTF-8
             self.diagnostics.problem(f"{context.where}: the name {name!r} is not UTF-8; rename it")
             name = repr(name)
         if context.prefix:
@@ -189,11 +189,11 @@ class _Importer:
     # Graphs
 
     def fill(self, graph: Graph, proto: GraphProto, context: ImportContext) -> None:
-        """Import the contents of one graph. Inputs that it has already are values of the outer
-        graph, and stand for the inputs of the file."""
+        """Import the contents of one graph. Inputs that it already has are values of the outer
+        graph, which replace the inputs of the file."""
         names = context.scope.names
         entry = context.depth == 1
-        outer_inputs, graph.inputs = graph.inputs, []  # given by rules, such as of searches
+        outer_inputs, graph.inputs = graph.inputs, []  # given by rules, such as those of searches
         around = context.scope.of_nodes_around
         for name, const in self.initializers(proto, context):
             # Most names stay as they are.
@@ -209,18 +209,18 @@ class _Importer:
             initial = names.get(info.name) if entry else None
             if initial is not None and initial.const is not None:
                 continue  # an initializer that callers may override
-            # Declared types of the inputs of nested graphs are not trusted: they are inferred.
+            # Declared types of the inputs of nested graphs are not trusted but inferred.
             type_ = self.input_type(info, context) if entry else ANY
             value = names[info.name] = Value(self.name(info.name, context), type_)
             graph.inputs.append(value)
-        # Types that the file declares for values in between are not read: memory is planned from
-        # types, and a wrong one would mean writing past a buffer (decision 14).
+        # Declared types of intermediate values are not read: memory is planned from types, and a
+        # wrong one would mean writing beyond a buffer (decision 14).
         body = self.declare(proto.node, context, {})
         graph.outputs += [self.output(info.name, context) for info in proto.output]
         self.expand(graph.nodes, body)
 
     def output(self, name: str, context: ImportContext) -> Value:
-        """The value of an output of a graph or function."""
+        """Return the value of an output of a graph or function."""
         value = context.scope.find(name)
         if value is None:
             self.diagnostics.problem(
@@ -233,7 +233,7 @@ class _Importer:
     def initializers(
         self, proto: GraphProto, context: ImportContext
     ) -> Iterator[tuple[str, np.ndarray]]:
-        """The constants of a graph by name."""
+        """Return the constants of a graph by name."""
         seen: set[str] = set()
         where = f"in {context.where}"
         dense = chain(proto.initializer, self.weights if context.depth == 1 else ())
@@ -262,9 +262,9 @@ class _Importer:
     def declare(
         self, nodes: Sequence[NodeProto], context: ImportContext, bound: dict[str, Value]
     ) -> Iterator[OnnxNode]:
-        """Make the output values of all nodes, and the constants of Constant nodes. Nodes may come
-        in any order, so that outputs are needed before inputs are looked up. ``bound`` has values
-        for outputs of a function by name; names that no node produces are left in it."""
+        """Create the output values of all nodes, and the constants of Constant nodes. Nodes may be
+        in any order, so outputs are needed before inputs are looked up. ``bound`` has values
+        for outputs of a function by name; names that no node produces remain in it."""
         self.diagnostics.count_nodes(len(nodes))
         if not context.prefix and any(map(_METADATA, with_checkpoints(nodes))):
             from penstock.frontends.onnx.module_scopes import module_scopes
@@ -279,13 +279,13 @@ class _Importer:
             for name in proto.output:
                 value = None
                 if name:
-                    # Once: a name that is made again is a fault.
+                    # Removed: a second definition of the name is a fault.
                     value = bound.pop(name, None) if bound else None
                     if value is None:
                         # Most names stay as they are.
                         stays = not context.prefix and name.__class__ is str and name not in around
                         value = Value(name if stays else self.name(name, context))
-                    # A name that is made twice gets two values, which verify reports.
+                    # A name that is defined twice gets two values, which verify reports.
                     names[name] = value
                 outputs.append(value)
             node = OnnxNode(proto, index, outputs, context)
@@ -297,7 +297,7 @@ class _Importer:
         return with_checkpoints(declared)
 
     def expand(self, into: list[Node], body: Iterator[OnnxNode]) -> None:
-        """Import nodes; the nodes of functions take the place of the calls."""
+        """Import nodes; the nodes of functions replace the calls."""
         stack: list[Expansion] = [(body, [])]  # a call of a function pauses the body around it
         while stack:
             rest, last = stack[-1]
@@ -311,7 +311,7 @@ class _Importer:
                 stack.pop()
 
     def node(self, into: list[Node], node: OnnxNode) -> Expansion | None:
-        """Import one node; the body to go on with, if it is a call of a function."""
+        """Import one node. Return the body to continue with if it calls a function, else None."""
         proto, _, outputs, context = node
         name = node.name
         origin = f"{name if len(name) <= MAX_NAME else shortened(name)} in {context.where}"
@@ -345,7 +345,7 @@ class _Importer:
             unique = self.names.unique
             old = NodeUpgrade(name, inputs, outputs, attrs, types=self.types, unique=unique)
             old.op, old.origin = op_type, origin
-            # From the end, where the graphs of this node are since its attributes were read.
+            # From the end, where reading this node's attributes has added its graphs.
             old.contents = lambda graph: next(p for g, p, _ in self.pending[::-1] if g is graph)
             old.when_imported = self.last_calls.append
             old.version = 1 if meaning.schema is None else meaning.schema.version
@@ -355,7 +355,7 @@ class _Importer:
                 self.diagnostics.record(error, _full_name(domain, op_type), origin, origin)
                 return None
             into += old.nodes
-            if old.nodes:  # else the rule leaves the node as it is
+            if old.nodes:  # otherwise the rule leaves the node unchanged
                 return None
         if meaning.op is not None:
             into.append(Node(meaning.op, inputs, outputs, attrs, name=name, origin=origin))
@@ -364,7 +364,7 @@ class _Importer:
         return None
 
     def meaning(self, domain: str, op_type: str, context: ImportContext) -> Meaning | Refusal:
-        """The meaning of the nodes of one operation in a context, or the reason to refuse them."""
+        """Return the meaning of one operation's nodes in a context, or why they are refused."""
         if op_type.__class__ is not str or domain.__class__ is not str:
             return Refusal("its name is not UTF-8; rename it")
         opset = context.opsets.get(domain, _IMPLIED.get(domain))
@@ -390,7 +390,7 @@ class _Importer:
     def call(
         self, function: OnnxFunction, node: OnnxNode, inputs: Sequence[Value | None]
     ) -> Expansion | None:
-        """The body of a function, with the values and attributes of one call in place."""
+        """Return the body of a function, with the values and attributes of one call."""
         for role, actual, formal in (
             ("inputs", inputs, function.proto.input),
             ("outputs", node.outputs, function.proto.output),
@@ -408,7 +408,7 @@ class _Importer:
         names.update(zip(function.proto.input, inputs, strict=False))
         pairs = zip(function.proto.output, node.outputs, strict=False)
         results = [(formal, output) for formal, output in pairs if output is not None]
-        bound = dict(reversed(results))  # of an output that is listed twice, the first
+        bound = dict(reversed(results))  # for an output that is listed twice, the first value
         own = set(bound.values())  # the other outputs repeat one of these
         body = self.declare(function.proto.node, inside, bound)
         copies = [
@@ -419,9 +419,9 @@ class _Importer:
         return body, [copy for copy in copies if copy is not None]
 
     def inside(self, function: OnnxFunction, node: OnnxNode) -> ImportContext:
-        """The context of the body of a function in one call."""
+        """Return the context of the body of a function in one call."""
         attributes: dict[str, tuple[AttributeProto, ImportContext]] = {}
-        constants, meanings = self.bodies.setdefault(function, ({}, {}))  # the same for all calls
+        constants, meanings = self.bodies.setdefault(function, ({}, {}))  # shared by all calls
         inside = ImportContext(
             NameScope(),
             function.opsets,
@@ -446,7 +446,7 @@ class _Importer:
         return inside
 
     def copy(self, value: Value, output: Value, call: OnnxNode) -> Node | None:
-        """Make ``output`` a copy of ``value``: a constant, or the output of a node."""
+        """Make ``output`` a copy of ``value``: a constant, or the output of a new node."""
         if value.const is not None:
             output.set_constant(value.const)
             return None
@@ -460,7 +460,7 @@ class _Importer:
         array = shared.get(node.number)
         if array is None:
             array = self.attributes.constant(node)
-            # A constant that refers to an attribute differs by call.
+            # A constant that refers to an attribute differs between calls.
             if not any(map(_REFERENCE, node.proto.attribute)):
                 shared[node.number] = array
         if len(node.outputs) != 1:
@@ -477,7 +477,7 @@ def _full_name(domain: str, op_type: str) -> str:
 
 
 def _names(graph: GraphProto) -> list[str]:
-    """The names of all values of a graph and its nested graphs; some more than once."""
+    """Return the names of all values of a graph and its nested graphs; some more than once."""
     names: list[str] = []
     stack = [graph]
     while stack:

@@ -1,5 +1,5 @@
-"""The messages of ONNX's files, as ``proto/onnx.proto`` declares them. Most of protobuf's modules,
-which code that its compiler generates imports, take longer to import than Penstock."""
+"""The messages of ONNX files, as ``proto/onnx.proto`` declares them. The code that protobuf's
+compiler generates would import most of protobuf, which takes longer than importing Penstock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _file() -> bytes:
-    """The descriptor of the file, the only one of the set."""
+    """Return the descriptor of the file, the only one of the set."""
     with open(os.path.join(os.path.dirname(__file__), "proto", "onnx.binpb"), "rb") as file:
         content = file.read()
     size, at = read_varint(content, 1)
@@ -24,7 +24,7 @@ def _file() -> bytes:
 
 
 def _messages() -> dict[str, Any]:
-    """The classes by their names."""
+    """Return the classes of the messages by name."""
     if api_implementation.Type() != "upb":
         from google.protobuf import descriptor_pool, message_factory  # type: ignore[import-untyped]
 
@@ -36,7 +36,7 @@ def _messages() -> dict[str, Any]:
         pool = api_implementation._c_module.default_pool
 
         def message(descriptor: Any) -> Any:
-            """The class of a message, as ``google.protobuf.message_factory`` makes it."""
+            """Return a message's class, as ``google.protobuf.message_factory`` creates it."""
             fields = {"DESCRIPTOR": descriptor, "__module__": __name__}
             return cpp_message.GeneratedProtocolMessageType(descriptor.name, (Message,), fields)
 

@@ -1,8 +1,8 @@
-"""Operations of ONNX Runtime, written as those of ONNX.
+"""Operations of ONNX Runtime, written as operations of ONNX.
 
-ONNX Runtime's optimizer fuses nodes into operations of its own domain. Taken apart again, they are
-the plain graph, which Penstock's own passes and backends know. ``RULES`` has a rule for each; a
-rule that emits no final node leaves the node unchanged: its operation has a kernel.
+ONNX Runtime's optimizer fuses nodes into operations of its own domain. Decomposed again, they form
+the original graph, which Penstock's own passes and backends handle. ``RULES`` has a rule for each;
+a rule that emits no final node leaves the node unchanged, since its operation has a kernel.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _MOST_TAPS = 16  # of a row of a window that is written out
 
 
 def _same_as(name: str, least: int = 1, **renamed: Mapping[str, str]) -> Rule:
-    """The same as an operation of ONNX with these inputs, ``least`` of which must be given;
-    ``renamed`` are values of attributes that have other names there."""
+    """Return the rule of an operation that equals one of ONNX with these inputs, ``least`` of which
+    must be given; ``renamed`` maps attributes to values that have other names there."""
 
     def same(b: NodeUpgrade) -> None:
         inputs = [b.input(i) for i in range(least)]
@@ -50,7 +50,7 @@ rewrites("GridSample")(_same_as("GridSample", 2, mode={"bilinear": "linear", "bi
 
 @rewrites("GatherND")
 def gather_nd(b: NodeUpgrade) -> None:
-    # ONNX Runtime's operation takes int32 indices as well, ONNX's takes int64 alone.
+    # ONNX Runtime's operation also accepts int32 indices, ONNX's only int64.
     b.become("GatherND", [b.input(0), b.cast(b.input(1), "int64")])
 
 
@@ -65,14 +65,14 @@ def expand_dims(b: NodeUpgrade) -> None:
 def range_(b: NodeUpgrade) -> None:
     bounds = [as_scalar(b, b.input(i)) for i in (0, 1)]
     delta = b.optional(2)
-    # ONNX Runtime lets delta be left out, which is 1.
+    # In ONNX Runtime delta may be left out, and is then 1.
     b.become("Range", [*bounds, b.like(1, bounds[0]) if delta is None else as_scalar(b, delta)])
 
 
 @rewrites("Unique")
 def unique(b: NodeUpgrade) -> None:
     y, *others = b.outputs
-    # ONNX's second output, the first places of elements, is the one that this operation lacks.
+    # This operation lacks ONNX's second output, the first places of elements.
     b.become("Unique", [b.input(0)], {"sorted": 0}, [y, None, *others])
 
 
@@ -89,7 +89,7 @@ def matmul_integer_16(b: NodeUpgrade) -> None:
     b.become("MatMul", [b.cast(b.input(i), "int32") for i in (0, 1)])
 
 
-# Experiments in ONNX's own domain, which converters of its first years wrote.
+# Experimental operations in ONNX's own domain, which converters of its first years wrote.
 
 
 @rewrites("Affine", "Scale", "ScaledTanh", "ParametricSoftplus", domain="")
@@ -135,7 +135,7 @@ def crop(b: NodeUpgrade) -> None:
 
 @rewrites("BiasGelu", "FastGelu")
 def biased_gelu(b: NodeUpgrade) -> None:
-    is_fast = b.op == "FastGelu"  # whose bias may be left out
+    is_fast = b.op == "FastGelu"  # its bias may be left out
     x = sum_of(b, b.input(0), b.optional(1) if is_fast else b.input(1))
     b.become("Gelu", [x], {"approximate": "tanh" if is_fast else "none"})
 
@@ -152,13 +152,13 @@ _ACTIVATIONS = {
     "Selu": ("alpha", "gamma"),
     "Clip": ("alpha", "beta"),
 }
-"""Functions that are fused behind others, with the names of their parameters."""
+"""functions that are fused after others, with the names of their parameters"""
 
 
 def _become_with_activation(
     b: NodeUpgrade, op: str, inputs: Sequence[Value | None], parameters: Sequence[float]
 ) -> None:
-    """Become ``op`` with the node's activation behind it."""
+    """Become ``op`` followed by the node's activation."""
     name = b.attrs.get("activation")
     if not name:
         b.become(op, inputs, b.attrs)
@@ -199,8 +199,8 @@ def nhwc_max_pool(b: NodeUpgrade) -> None:
 @rewrites("MaxpoolWithMask")
 def max_pool_with_mask(b: NodeUpgrade) -> None:
     """Each row of a window ends before the first element that the mask hides: these maxima are
-    taken tap by tap, from the last one on, and those of rows by MaxPool. Left as it is where
-    shapes are not known, masks are shared, or rows are long."""
+    computed tap by tap, from the last one on, and maxima over rows by MaxPool. The node is left
+    unchanged if shapes are not known, masks are shared, or rows are long."""
     kernel, dims = b.attrs["kernel_shape"], all_known(b.shape(0) or (None,))
     is_plain = len(kernel) > 1 and kernel[-1] <= _MOST_TAPS
     if not is_plain or dims is None or 0 in dims or b.shape(1) != dims:
@@ -238,7 +238,7 @@ def _become_channels_last(b: NodeUpgrade, op: str, spatial: int) -> None:
 
 @rewrites("ConvTransposeWithDynamicPads")
 def conv_transpose(b: NodeUpgrade) -> None:
-    """Padding cuts off the borders of what ConvTranspose without padding gives."""
+    """Padding removes the borders from the result of ConvTranspose without padding."""
     inputs, pads = [b.input(0), b.input(1), b.optional(3)], b.optional(2)
     if pads is None:
         b.become("ConvTranspose", inputs, b.attrs)
@@ -249,7 +249,7 @@ def conv_transpose(b: NodeUpgrade) -> None:
     rank = b.emit("Shape", [b.emit("Shape", [y])])
     spatial = b.emit("Sub", [rank, [2]])
     starts = b.emit("Slice", [pads, [0], spatial, [0]])
-    # Slice takes an end behind the last element as the last one.
+    # Slice clamps an end beyond the last element.
     ends = b.emit("Slice", [pads, spatial, [2**31], [0]])
     axes = b.emit("Range", [2, as_scalar(b, rank), 1])
     b.become("Slice", [y, starts, b.emit("Sub", [shape, ends]), axes])
@@ -262,7 +262,7 @@ def conv_transpose(b: NodeUpgrade) -> None:
 def fused_matmul(b: NodeUpgrade) -> None:
     operands = [_transposed(b, i, name) for i, name in enumerate("AB")]
     alpha = b.attrs.get("alpha", 1.0)
-    if alpha == 1.0:  # which later passes then see as a plain product
+    if alpha == 1.0:  # later passes then recognize a plain product
         b.become("MatMul", operands)
     else:
         y = b.emit("MatMul", operands)
@@ -270,8 +270,8 @@ def fused_matmul(b: NodeUpgrade) -> None:
 
 
 def _transposed(b: NodeUpgrade, index: int, name: str) -> Value:
-    """An operand with its axes in the order of a matrix product: the last two, or the batch and
-    the axis behind it, may change places. Vectors have one order only."""
+    """Return an operand with its axes in the order of a matrix product: the last two, or the batch
+    and the axis after it, may be swapped. Vectors have one order only."""
     x, rank = b.input(index), b.rank(index)
     turned, batch = (bool(b.attrs.get(f"{key}{name}")) for key in ("trans", "transBatch"))
     if not (turned or batch) or (rank is not None and rank < 2):
@@ -296,7 +296,7 @@ def cdist(b: NodeUpgrade) -> None:
     product = b.emit("MatMul", [x, b.emit("Transpose", [y], flipped)])
     ours, theirs = (b.emit("ReduceSumSquare", [operand, [1]]) for operand in (x, y))
     total = b.emit("Add", [ours, b.emit("Transpose", [theirs], flipped)])
-    # Rounding may make the difference of equal points a little negative, of which Sqrt is NaN.
+    # Rounding may make the difference of equal points slightly negative, for which Sqrt is NaN.
     squares = b.emit("Sub", [total, b.emit("Mul", [product, b.like(2, product)])])
     positive = [squares, b.like(0, squares)]
     if metric == "euclidean":
@@ -332,19 +332,19 @@ _FOUR_BITS = (
         *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
     ),
 )
-"""The numbers of FP4 and NF4 codes, of bitsandbytes."""
+"""the numbers of FP4 and NF4 codes, of bitsandbytes"""
 
 
 @rewrites("MatMulBnb4")
 def matmul_bnb4(b: NodeUpgrade) -> None:
-    """Weights [N, K] of two codes a byte, the first in the upper half; blocks have a scale each."""
+    """Weights [N, K] with two codes per byte, the first in the upper half; a scale per block."""
     n, k, block = (b.attrs[key] for key in ("N", "K", "block_size"))
     numbers = _FOUR_BITS[b.attrs["quant_type"]]
     pairs = b.constant([[high, low] for high in numbers for low in numbers], FLOAT32)
     codes = b.emit("Gather", [pairs, b.cast(b.input(1), "int32")])
     codes = b.emit("Reshape", [codes, [-1]])
     places = b.emit("Range", [0, n * k, 1])
-    # Of integers Div gives the number of the block.
+    # For integers Div gives the index of the block.
     scales = b.emit("Gather", [b.input(2), b.emit("Div", [places, block])])
     codes = b.emit("Slice", [codes, [0], [n * k], [0]])
     weights = b.emit("Reshape", [b.emit("Mul", [codes, scales]), [n, k]])
@@ -353,8 +353,8 @@ def matmul_bnb4(b: NodeUpgrade) -> None:
 
 @rewrites("MatMulFpQ4")
 def matmul_fp_q4(b: NodeUpgrade) -> None:
-    """Each column in blocks of 32 weights: a scale, perhaps a zero point, and 16 bytes of which the
-    lower halves are the first 16 codes."""
+    """Each column in blocks of 32 weights: a scale, perhaps a zero point, and 16 bytes whose lower
+    halves are the first 16 codes."""
     zeros = b.attrs.get("blk_quant_type", 1)
     if zeros not in (0, 1):
         raise InexpressibleError("weights of other types than 0 and 1")
@@ -369,14 +369,14 @@ def matmul_fp_q4(b: NodeUpgrade) -> None:
     places = b.constant([1, 1 << 8, 1 << 16, 1 << 24], np.dtype(np.uint32))
     bits = b.emit("Mul", [b.cast(part(blocks, 0, 4), "uint32"), places])
     scales = b.emit("BitCast", [b.emit("ReduceSum", [bits, [2]])], to=element_number("float32"))
-    # Codes without a zero point stand for -8 to 7.
+    # Codes without a zero point represent -8 to 7.
     zero = b.cast(part(blocks, 4, 5), "float32") if zeros else b.constant(8, FLOAT32)
     codes, four = part(blocks, 4 + zeros, 20 + zeros), b.constant(4, byte)
     high = b.emit("BitShift", [codes, four], direction="RIGHT")
     low = b.emit("BitwiseAnd", [codes, b.constant(15, byte)])
     codes = b.emit("Concat", [low, high], axis=2)
     known = b.integers(2)
-    if known and len(known) == 2:  # then there are kernels, for codes beside the next in a byte
+    if known and len(known) == 2:  # there are kernels for adjacent codes in one byte
         pairs = b.emit("Reshape", [codes, [-1, 2]])
         odd = b.emit("BitShift", [part(pairs, 1, 2, 1), four], direction="LEFT")
         packed = b.emit("BitwiseOr", [part(pairs, 0, 1, 1), odd])
@@ -396,7 +396,7 @@ def matmul_fp_q4(b: NodeUpgrade) -> None:
 
 @rewrites("SimplifiedLayerNormalization", domain="")
 def simplified_layer_normalization(b: NodeUpgrade) -> None:
-    """Experimental in ONNX's own domain; left as it is where its second output is wanted."""
+    """Experimental in ONNX's own domain; left unchanged if its second output is used."""
     if not any(b.outputs[1:]):
         b.become("RMSNormalization", [b.input(0), b.input(1)], b.attrs, b.outputs[:1])
 
@@ -409,7 +409,7 @@ def skip_layer_normalization(b: NodeUpgrade) -> None:
 
 @rewrites("SkipSimplifiedLayerNormalization")
 def skip_simplified_layer_normalization(b: NodeUpgrade) -> None:
-    """Exporters name the outputs for training, though nothing reads them: the mean, which is 0
+    """Exporters name the outputs for training even if nothing reads them: the mean, which is 0
     since none is subtracted, and the inverse deviation."""
     inputs = [b.input(0), b.input(1), b.optional(3)]
     if any(b.outputs[1:3]):
@@ -435,8 +435,8 @@ def _become_normalized(
 ) -> None:
     """Become the normalization of a sum of terms, which is itself the output at ``place``."""
     total = sum_of(b, *terms)
-    # ONNX's LayerNormalization has the mean and the inverse deviation as outputs as well, in the
-    # same places; EmbedLayerNormalization has others there.
+    # ONNX's LayerNormalization also has the mean and the inverse deviation as outputs, in the same
+    # places; EmbedLayerNormalization has other outputs there.
     outputs = b.outputs[:1] if op == "RMSNormalization" or place < 3 else b.outputs[:3]
     if len(b.outputs) > place and b.outputs[place] is not None:
         b.give([b.outputs[place]], "Identity", [total])
@@ -446,8 +446,8 @@ def _become_normalized(
 
 @rewrites("EmbedLayerNormalization", "QEmbedLayerNormalization")
 def embed_layer_normalization(b: NodeUpgrade) -> None:
-    """The sum of rows of up to three tables, normalized; and how many elements of each row of a
-    mask are set. Tables and parameters may be quantized: their scales and zero points follow."""
+    """The normalized sum of rows of up to three tables, and the number of set elements in each row
+    of a mask. Tables and parameters may be quantized: their scales and zero points follow."""
     ids, segments, mask = b.input(0), b.optional(1), b.optional(7)
     is_quantized = b.op.startswith("Q")
 

@@ -1,7 +1,7 @@
 """Attention of ONNX Runtime, written as ONNX's operations.
 
 Without a cache it is written out as products and a Softmax, with a cache as one node. Nodes with
-masks or features of other kinds stay as they are: their operations have kernels.
+masks or features of other kinds stay unchanged, since their operations have kernels.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def rotary_embedding_of_images(b: NodeUpgrade) -> None:
         streams[:] = 0
         for i in (1, 2):
             streams[i : 3 * section[i] : 3] = i
-    # A negative position is none, where GatherElements would count from the end of the caches.
+    # A negative position means none; GatherElements would count from the end of the caches.
     positions = b.emit("BitwiseAnd", [b.emit("Reshape", [b.input(1), [3, 0, 0]]), [2**63 - 1]])
     places = b.emit("Gather", [positions, b.constant(streams)], axis=0)
     places = b.emit("Transpose", [places], perm=[1, 2, 0])
@@ -78,7 +78,7 @@ def multi_head_attention(b: NodeUpgrade) -> None:
     values = [b.optional(i) for i in range(3)]
     shapes = [b.shape(i) if x is not None else None for i, x in enumerate(values)]
     sizes, wide = [_features(s) for s in shapes], [len(s or ()) == 4 for s in shapes]
-    # A buffer that the past shares, and beams, are left as they are.
+    # Nodes whose past shares a buffer, and nodes with beams, stay unchanged.
     others = [b.optional(i) for i in range(past + 2, past + 5)]
     if 0 in sizes or wide[0] or (cached and any(wide)) or any(others):
         return
@@ -96,7 +96,7 @@ def multi_head_attention(b: NodeUpgrade) -> None:
 
 @rewrites("DecoderMaskedMultiHeadAttention")
 def decoder_attention(b: NodeUpgrade) -> None:
-    """Attention of one query; over a buffer it stays as it is, but for a bias that is added before
+    """Attention of one query. Over a buffer it stays unchanged, except that a bias is added before
     if sizes are known."""
     if b.optional(7) is None or b.optional(10) is None:
         multi_head_attention(b)
@@ -120,8 +120,8 @@ def _is_special(b: NodeUpgrade) -> bool:
 
 
 def _is_plain(b: NodeUpgrade, masked: int, past: int) -> bool:
-    """Whether attention can be written out: with a past, or with masks of other kinds than
-    ``_mask`` makes, nodes are left as they are."""
+    """Whether attention can be written out: nodes with a past, or with masks that ``_mask`` cannot
+    write, stay unchanged."""
     kept = b.optional(past) or any(b.outputs[1:]) or _is_special(b)
     return not kept and _is_mask(b, masked)
 
@@ -132,14 +132,14 @@ def _is_bias(b: NodeUpgrade, masked: int) -> bool:
 
 
 def _biases(b: NodeUpgrade, masked: int, added: int, x: Value) -> Value | None:
-    """The sum of a mask and of what is added to scores, which have the dtype of ``x``."""
+    """Return the sum of a mask and of terms added to scores, in the dtype of ``x``."""
     mask, bias = _mask(b, masked, x), b.optional(added)
     return sum_of(b, mask, bias) if mask or bias else None
 
 
 def _in_heads(b: NodeUpgrade, sizes: Sequence[int]) -> AttrDict:
-    """The attributes of ONNX's Attention, of queries that see all of the past and, if they have an
-    order, what is before them."""
+    """Return the attributes of ONNX's Attention, for queries that see the whole past and, if they
+    are ordered, only preceding keys."""
     heads = b.attrs["num_heads"]
     if heads < 1 or any(n % heads for n in sizes):
         raise NodeError(f"has {sizes} features, which are not those of {heads} heads")
@@ -159,12 +159,12 @@ def _become_attention(
     added: Value | None,
     wide: Sequence[bool] = (False, False, False),
 ) -> None:
-    """Become softmax(q k^T scale + masks) v in heads, which values are in already if ``wide``."""
+    """Become softmax(q k^T scale + masks) v in heads; ``wide``: the values are in heads already."""
     attrs = _in_heads(b, sizes)
     heads, scale = attrs["q_num_heads"], attrs["scale"]
 
     def split(x: Value, size: int, perm: Sequence[int], in_heads: bool) -> Value:
-        """x in heads, with its dims [batch, places, heads, size] in that order."""
+        """Return x in heads, with its dims [batch, places, heads, size] permuted by ``perm``."""
         if in_heads:
             perm = [[0, 2, 1, 3][axis] for axis in perm]
             return x if perm == [0, 1, 2, 3] else b.emit("Transpose", [x], perm=perm)
@@ -183,7 +183,7 @@ def _become_attention(
 
 
 def _projections(b: NodeUpgrade, sizes: Sequence[int]) -> Iterator[Value]:
-    """The input times parts of the weights, plus parts of the bias."""
+    """Yield the products of the input and parts of the weights, plus parts of the bias."""
     x = b.input(0)
     if b.op != "QAttention":
         for w, bias in zip(*(_columns(b, i, sizes) for i in (1, 2)), strict=True):
@@ -196,7 +196,7 @@ def _projections(b: NodeUpgrade, sizes: Sequence[int]) -> Iterator[Value]:
 
 
 def _columns(b: NodeUpgrade, index: int, sizes: Sequence[int]) -> Sequence[Value | None]:
-    """An input in parts of some columns each; scalars serve all parts."""
+    """Return an input in parts of some columns each; scalars serve all parts."""
     value = b.optional(index)
     if value is None or b.shape(index) in ((), (1,)):
         return [value] * len(sizes)
@@ -207,20 +207,20 @@ def _columns(b: NodeUpgrade, index: int, sizes: Sequence[int]) -> Sequence[Value
 
 
 def _places(b: NodeUpgrade, scores: Value, axis: int) -> Value:
-    """The places of queries, along axis 2 of scores, or of keys, along axis 3."""
+    """Return the places of queries, along axis 2 of scores, or of keys, along axis 3."""
     length = b.cast(as_scalar(b, b.emit("Shape", [scores], start=axis, end=axis + 1)), "int32")
     return b.emit("Range", [b.constant(0, _INT32), length, b.constant(1, _INT32)])
 
 
 def _unseen(b: NodeUpgrade, scores: Value) -> Value:
-    """The term that hides from each query the keys behind its own place."""
+    """Return the term that hides from each query the keys after its own place."""
     queries = b.emit("Unsqueeze", [_places(b, scores, 2), [1]])
     behind = b.emit("Greater", [_places(b, scores, 3), queries])
     return b.emit("Where", [behind, b.like(-math.inf, scores), b.like(0, scores)])
 
 
 def _is_mask(b: NodeUpgrade, index: int) -> bool:
-    """Whether ``_mask`` can write out a mask: of places of the batch, or where its rows end."""
+    """Whether ``_mask`` can write out a mask: of places of the batch, or of its rows' ends."""
     if b.optional(index) is None:
         return True
     shape, batch = b.shape(index), (b.shape(0) or (None,))[0]
@@ -230,7 +230,7 @@ def _is_mask(b: NodeUpgrade, index: int) -> bool:
 
 
 def _mask(b: NodeUpgrade, index: int, scores: Value) -> Value | None:
-    """The term that is added to scores: ``mask_filter_value`` for hidden keys."""
+    """Return the term that is added to scores: ``mask_filter_value`` for hidden keys."""
     mask = b.optional(index)
     if mask is None:
         return None

@@ -1,7 +1,7 @@
 """Gates and normalizations of ONNX Runtime's newer language models, written as ONNX's operations.
 
-They are computed in float32, whatever the tensors are, and rounded once. ``branches`` of features
-are an axis of their own, [..., branches, features], or come one behind the other in the last axis.
+They are computed in float32, whatever the dtype of the tensors, and rounded once. ``branches`` of
+features are an axis of their own, [..., branches, features], or concatenated in the last axis.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _joined(b: NodeUpgrade, *dims: Value) -> Value:
 
 
 def _in_branches(b: NodeUpgrade, x: Value) -> Value:
-    """``x`` in float32 with an axis of branches."""
+    """Return ``x`` in float32 with an axis of branches."""
     x, count = b.cast(x, "float32"), b.attrs.get("num_branches", 0)
     if not count:
         return x
@@ -31,20 +31,20 @@ def _in_branches(b: NodeUpgrade, x: Value) -> Value:
 
 
 def _like_branches(b: NodeUpgrade, gates: Value, x: Value) -> Value:
-    """One gate for each branch of ``x``, or for each of their features."""
+    """Return one gate for each branch of ``x``, or for each of their features."""
     dims = _joined(b, _dims(b, x, 0, -1), b.constant([-1]))
     return b.emit("Reshape", [b.cast(gates, "float32"), dims])
 
 
 def _normal(b: NodeUpgrade, x: Value) -> Value:
-    """x / sqrt(mean of x^2 + epsilon)."""
+    """Return x / sqrt(mean of x^2 + epsilon)."""
     epsilon = b.constant(b.attrs.get("epsilon", 1e-5), FLOAT32)
     mean = b.emit("ReduceMean", [b.emit("Mul", [x, x]), [-1]])
     return b.emit("Div", [x, b.emit("Sqrt", [b.emit("Add", [mean, epsilon])])])
 
 
 def _become_like(b: NodeUpgrade, y: Value, x: Value) -> None:
-    """Become ``y`` in the shape and the dtype of ``x``."""
+    """Become ``y`` in the shape and dtype of ``x``."""
     b.become("CastLike", [b.emit("Reshape", [y, b.emit("Shape", [x])]), x], outputs=b.outputs[:1])
 
 
@@ -77,7 +77,7 @@ def branchwise_rms_norm(b: NodeUpgrade) -> None:
 
 @rewrites("GatedRMSNorm")
 def gated_rms_norm(b: NodeUpgrade) -> None:
-    """Each row is normalized in groups as long as the scale."""
+    """Each row is normalized in groups of the length of the scale."""
     x, scale, gate = b.input(0), b.input(1), b.cast(b.input(2), "float32")
     activation = b.attrs.get("activation", "silu")
     if activation not in ("silu", "swish", "sigmoid"):
@@ -133,8 +133,8 @@ def engram_gate(b: NodeUpgrade) -> None:
 
 @rewrites("CausalConvWithState")
 def causal_conv_with_state(b: NodeUpgrade) -> None:
-    """ONNX's own: zeros between the weights for a dilation, and the channels of one or more last
-    axes moved before the sequence."""
+    """ONNX's operation, with zeros inserted between the weights for a dilation, and the channels of
+    one or more last axes moved before the sequence."""
     attrs = {"ndim": 1, "dilation": 1, "state_window": 0, **b.attrs}
     dilation = attrs["dilation"]
     if (attrs["ndim"], attrs["state_window"]) != (1, 0) or dilation < 1:
@@ -144,7 +144,7 @@ def causal_conv_with_state(b: NodeUpgrade) -> None:
         single = b.emit("Unsqueeze", [w, [-1]])
         spaced = b.emit("Pad", [single, [0] * 7 + [dilation - 1]])
         taps = b.emit("Reshape", [spaced, [0, 0, -1]])
-        # The zeros behind the last weight are cut off again.
+        # The zeros after the last weight are cut off again.
         bounds = ([0], [1 - dilation], [2])
         w = b.emit("Slice", [taps, *map(b.constant, bounds)])
     if not attrs.get("channels_last"):
@@ -172,7 +172,7 @@ def causal_conv_with_state(b: NodeUpgrade) -> None:
 
 @rewrites("LinearAttention")
 def linear_attention(b: NodeUpgrade) -> None:
-    """As ONNX's, where keys may also have more heads than queries."""
+    """ONNX's operation, except that keys may also have more heads than queries."""
     if b.attrs.get("state_window", 0):
         raise InexpressibleError("a window of states")
     heads, kv_heads = b.attrs["q_num_heads"], b.attrs["kv_num_heads"]

@@ -1,4 +1,4 @@
-"""ONNX Runtime's operations of 8-bit codes, written as ONNX's operations of the real numbers that
+"""ONNX Runtime's operations on 8-bit codes, written as ONNX's operations on the real numbers that
 they represent, between DequantizeLinear and QuantizeLinear."""
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from penstock.ops.registry import TFLITE
 
 
 def _reals(b: NodeUpgrade, i: int, scale: Value | None = None) -> Value:
-    """The numbers of input ``i``, which the scale and the zero point follow."""
+    """Return the real numbers of input ``i``, which is followed by its scale and zero point."""
     inputs = [b.input(i), b.input(i + 1) if scale is None else scale, b.optional(i + 2)]
     return b.emit("DequantizeLinear", inputs)
 
 
 def _zero(b: NodeUpgrade, i: int, codes: int) -> Value:
-    """The zero point that input ``i`` is, 0 by default, of the type of the ``codes``."""
+    """Return the zero point at input ``i``, by default 0, with the type of the ``codes``."""
     zero = b.optional(i)
     return b.like(0, b.input(codes)) if zero is None else zero
 
 
 def _become_quantized(b: NodeUpgrade, y: Value, i: int) -> None:
-    """Become the codes of ``y`` whose scale is input ``i``, and the next one their zero point."""
+    """Become the codes of ``y``, with the scale at input ``i`` and the zero point at the next."""
     b.become("QuantizeLinear", [y, b.input(i), _zero(b, i + 1, 0)])
 
 
@@ -47,7 +47,7 @@ def qlinear_function(b: NodeUpgrade) -> None:
 
 @rewrites("QLinearSoftmax")
 def qlinear_softmax(b: NodeUpgrade) -> None:
-    """Before version 13 of ONNX over all axes from ``axis`` on."""
+    """Before version 13 of ONNX, over all axes from ``axis`` on."""
     x, axis, rank = _reals(b, 0), b.attrs.get("axis", -1), b.rank(0)
     if b.attrs.get("opset", 13) >= 13 or axis in (-1, (rank or 0) - 1):
         y = b.emit("Softmax", [x], axis=axis)
@@ -58,7 +58,7 @@ def qlinear_softmax(b: NodeUpgrade) -> None:
 
 
 def _recoded(b: NodeUpgrade, i: int, target: int) -> Value:
-    """The codes of input ``i``, of the scale that is input ``target``."""
+    """Return the codes of input ``i`` for the scale that is input ``target``."""
     own, wanted = ([b.input(j), _zero(b, j + 1, i)] for j in (i + 1, target))
     if all(np.array_equal(*map(_known, pair)) for pair in zip(own, wanted, strict=True)):
         return b.input(i)
@@ -66,7 +66,7 @@ def _recoded(b: NodeUpgrade, i: int, target: int) -> Value:
 
 
 def _known(value: Value) -> Any:
-    """The array of a constant; else the value itself."""
+    """Return the array of a constant, else the value itself."""
     return value if value.const is None else value.const.reshape(-1)
 
 
@@ -83,11 +83,11 @@ def qlinear_where(b: NodeUpgrade) -> None:
     b.become("Where", [b.input(0), _recoded(b, 1, 7), _recoded(b, 4, 7)])
 
 
-# Means: of codes less their zero points, so that exact ties between equal scales stay ties.
+# Means of codes minus their zero points, so that exact ties between equal scales stay ties.
 
 
 def _become_mean_of_codes(b: NodeUpgrade, axes: Sequence[int], keepdims: int) -> bool:
-    """Whether it became an IntegerMean, as scales and zero points are known."""
+    """Become an IntegerMean if scales and zero points are known, and return whether they are."""
     values = (b.input(1), b.input(3), _zero(b, 2, 0), _zero(b, 4, 0))
     numbers = [v.const.item() for v in values if v.const is not None and v.const.size == 1]
     rank = b.rank(0)
@@ -110,7 +110,7 @@ def _become_mean(b: NodeUpgrade, axes: Sequence[Value | None] = ()) -> None:
 
 
 def _turned(b: NodeUpgrade, x: Value, axes: Sequence[int], equation: str) -> Value:
-    """``x`` with its axes in another order, which ``equation`` says for any rank."""
+    """Return ``x`` with its axes permuted as ``equation`` says, for any rank."""
     rank = b.rank(0)
     if rank is None:
         return b.emit("Einsum", [x], equation=equation)

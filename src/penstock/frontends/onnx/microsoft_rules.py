@@ -16,12 +16,12 @@ from penstock.ops.registry import MICROSOFT
 Rule = Callable[[NodeUpgrade], None]
 
 RULES: dict[tuple[str, str], Rule] = {}
-"""Rules by domain and name."""
+"""rules by domain and name"""
 
 
 def checked_rule(write: Callable[..., None]) -> Callable[..., None]:
-    """``write(b, ...)`` for operations of which the onnx package has no schemas: inputs and
-    attributes may be missing or of a wrong type, and outputs too many, which is a ``NodeError``."""
+    """Return ``write(b, ...)`` for operations without schemas in the onnx package: inputs or
+    attributes that are missing or of a wrong type, and excess outputs, raise ``NodeError``."""
 
     @wraps(write)
     def checked(b: NodeUpgrade, *arguments: Any) -> None:
@@ -54,12 +54,12 @@ def rewrites(*names: str, domain: str = MICROSOFT) -> Callable[[Rule], Rule]:
 
 
 def as_scalar(b: NodeUpgrade, value: Value) -> Value:
-    """The element of a tensor of one."""
+    """Return the element of a one-element tensor as a scalar."""
     return b.emit("Reshape", [value, []])
 
 
 def sum_of(b: NodeUpgrade, *terms: Value | None) -> Value:
-    """The sum of the terms that are given."""
+    """Return the sum of the terms that are given."""
     total, *rest = [term for term in terms if term is not None]
     for term in rest:
         total = b.emit("Add", [total, term])
@@ -69,6 +69,6 @@ def sum_of(b: NodeUpgrade, *terms: Value | None) -> Value:
 def scaled_product(
     b: NodeUpgrade, operands: Sequence[Value | None], scales: Sequence[Value | None]
 ) -> Value:
-    """A product of integers, as real numbers."""
+    """Return a product of integers, as real numbers."""
     product = b.cast(b.emit("MatMulInteger", operands), "float32")
     return b.emit("Mul", [product, b.emit("Mul", scales)])

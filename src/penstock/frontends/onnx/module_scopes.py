@@ -1,4 +1,4 @@
-"""The modules around nodes, which torch's exporter says in the metadata of each."""
+"""The modules that contain nodes, which torch's exporter records in the metadata of each node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.messages import NodeProto
 
 NAME_SCOPES = "pkg.torch.onnx.name_scopes"
-"""the key of a list, written as in Python, of the full names of the modules around a node, the
+"""the key of a list, in Python's notation, of the full names of the modules around a node,
 outermost first, and of the operation in torch: ['', 'layers.0', 'layers.0.norm', 'layer_norm']"""
 
 _LIST = re.compile(r"\['[^']*'(, '[^']*')*\]")
@@ -18,8 +18,8 @@ _NAME = re.compile(r"'([^']*)'")
 
 
 def module_scopes(nodes: Iterable[NodeProto]) -> dict[str, str]:
-    """The scopes of nodes by their names, as "layers.0/norm/layer_norm". Left out are nodes without
-    them, and what is not written as torch writes it."""
+    """Return the scopes of nodes by name, such as "layers.0/norm/layer_norm". Nodes without scopes
+    are left out, and scopes that are not in torch's notation."""
     paths: dict[str, str] = {}
     of_text: dict[str, str] = {}
     for node in with_checkpoints(nodes):

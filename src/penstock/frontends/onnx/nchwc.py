@@ -1,14 +1,14 @@
-"""Graphs in ONNX Runtime's layout of blocks (com.microsoft.nchwc), written in the plain layout.
+"""Graphs in ONNX Runtime's blocked layout (com.microsoft.nchwc), written in the plain layout.
 
 A tensor of C channels is stored as [N, C/B, H, W, B] under the shape [N, C, H, W], where C is
-rounded up to a multiple of B, and the rest is zeros; so are the weights of Conv::
+rounded up to a multiple of B and the rest is zeros; so are the weights of Conv::
 
     in blocks  ReorderInput -> Conv -> MaxPool -> Reshape -> Add -> Reshape -> Conv -> ReorderOutput
     plain      Pad             Conv    MaxPool               Add               Conv    Slice
 
-Beside nodes of blocks stand Concat, nodes that go element by element, and Reshape to five dims and
-back, which broadcasting needs. Channels are padded and cut off only where the model has fewer than
-the blocks; a Conv beside has its weights cut instead.
+Besides blocked nodes there may be Concat, elementwise nodes, and Reshape to five dims and back for
+broadcasting. Channels are padded and cut off only if the model has fewer than the blocks; an
+adjacent Conv has its weights cut instead.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ OPERATIONS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blocks:
-    """``values``: those in blocks of ``size`` channels. ``cut``: the number of channels to compute,
-    for values that are padded to whole blocks. ``sources``: what ReorderInput pads, and its
-    channels, by its output."""
+    """``values``: the values in blocks of ``size`` channels. ``cut``: the number of channels to
+    compute, for values that are padded to whole blocks. ``sources``: the inputs of ReorderInput and
+    their channels, by its output."""
 
     values: set[Value | None]
     size: int
@@ -54,7 +54,7 @@ class _Blocks:
 
 
 def to_plain_layout(graph: Graph, unique: Callable[[str], str], diagnostics: Diagnostics) -> None:
-    """Rewrite the nodes of ``graph`` that are in blocks; add what is wrong to ``diagnostics``."""
+    """Rewrite the blocked nodes of ``graph``; add faults to ``diagnostics``."""
     if not any(node.op.domain == DOMAIN for node in graph.nodes):
         return
     try:
@@ -107,8 +107,8 @@ def _blocked_values(graph: Graph) -> set[Value | None]:
 
 
 def _block_size(graph: Graph, blocked: set[Value | None], kept: Mapping[Value | None, int]) -> int:
-    """The channels of a block, which the file does not say: what is left of 8 and 16 by the sizes
-    of weights, by the channels behind them and by shapes; else the size of this machine."""
+    """Return the channels of a block, which the file does not give: the one of 8 and 16 that agrees
+    with the sizes of weights, their channels and shapes; else the size of this machine."""
     sizes = {8, 16}  # of AVX2, and of AVX-512 and NEON
     for node in graph.nodes:
         x, target = node.input(0), node.const(1)
@@ -135,7 +135,7 @@ def _block_size(graph: Graph, blocked: set[Value | None], kept: Mapping[Value | 
 
 
 def _kept_channels(graph: Graph) -> dict[Value | None, int]:
-    """The channels that ReorderOutput keeps of its input."""
+    """Return the channels that ReorderOutput keeps of its input."""
     return {
         node.input(0): node.attrs["channels"]
         for node in graph.nodes
@@ -147,7 +147,7 @@ def _may_be_cut(node: Node, readers: Readers) -> bool:
     """Whether a Conv may compute only the channels that a ReorderOutput keeps."""
     output = node.outputs[0]
     alone = output is not None and len(readers.get(output, ())) == 1
-    # The channels of groups, and those of a tensor that is added, would have to be cut as well.
+    # Channels of groups, and those of a tensor that is added, would have to be cut as well.
     return alone and node.attrs.get("group", 1) == 1 and node.input(3) is None
 
 
@@ -184,7 +184,7 @@ def _write(b: NodeUpgrade, blocks: _Blocks) -> None:
 
 
 def _write_conv(b: NodeUpgrade, blocks: _Blocks) -> None:
-    """Conv with its weights in ONNX's order, cut to the channels of its input and its output."""
+    """Write a Conv with its weights in ONNX's order, cut to the channels of input and output."""
     x, weights, output = b.input(0), b.input_constant(1), b.outputs[0]
     bias = None if b.optional(2) is None else b.input_constant(2)
     if weights is None or output is None or (bias is None and b.optional(2) is not None):

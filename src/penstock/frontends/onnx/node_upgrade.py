@@ -1,4 +1,4 @@
-"""A node of an older operator version, written as nodes of the current versions."""
+"""A node of an older operator version, rewritten as nodes of the current versions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from penstock.ir.op import Attrs
 from penstock.ops import Op, find
 
 NCHWC = "com.microsoft.nchwc"
-"""The domain of ONNX Runtime's operations in a layout of its own"""
+"""the domain of ONNX Runtime's operations in a layout of its own"""
 
 
 @cache
 def current(name: str) -> tuple[Op, OnnxSchema]:
-    """The newest version of an operation of ONNX's own domain."""
+    """Return the newest version of an operation of ONNX's own domain, and its schema."""
     schema = find_schema(name, "", newest_opset(""))
     if schema is None:
         raise InternalError(f"ONNX has no operation {name}")
@@ -32,25 +32,25 @@ def current(name: str) -> tuple[Op, OnnxSchema]:
 
 
 class NodeUpgrade(NodeBuilder):
-    """A node of operation ``op`` in schema version ``version``. Emitted nodes are of the current
-    versions, and get the defaults of these for attributes that are not given."""
+    """A node of operation ``op`` in schema version ``version``. Emitted nodes have the current
+    versions, with the defaults of these for attributes that are not given."""
 
     op: str
     version: int
     contents: Callable[[Graph], GraphProto]
-    """Returns the file's graph for one among the attributes, which is filled later."""
+    """returns the file's graph for a graph attribute, which is filled later"""
     when_imported: Callable[[Callable[[], None]], None]
-    """Has a function called when all graphs are filled, those that are asked for last first."""
+    """registers a function to call when all graphs are filled, the last registered first"""
 
     def input(self, index: int) -> Value:
-        """An input that the old version requires."""
+        """Return an input that the old version requires."""
         value = self.optional(index)
         if value is None:
             raise NodeError(f"lacks input {index}, which {self.op} requires; give it one")
         return value
 
     def optional(self, index: int) -> Value | None:
-        """An input that may be left out."""
+        """Return an input that may be left out."""
         return self.inputs[index] if index < len(self.inputs) else None
 
     def become(

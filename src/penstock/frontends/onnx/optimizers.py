@@ -1,7 +1,7 @@
 """Steps of optimizers (domain ai.onnx.preview.training), written as arithmetic.
 
-A node updates any number of tensors. Its inputs are the learning rate, the number of the step, the
-tensors, their gradients, and each state of theirs (``x0 x1 .. g0 g1 .. h0 h1 ..``); its outputs are
+A node updates any number of tensors. Its inputs are the learning rate, the index of the step, the
+tensors, their gradients, and each of their states (``x0 x1 .. g0 g1 .. h0 h1 ..``); its outputs are
 the new tensors and states.
 """
 
@@ -16,7 +16,7 @@ from penstock.ir.op import Attrs
 
 
 class _Term:
-    """A value in an expression. Numbers beside it are of its element type."""
+    """A value in an expression. Numbers combined with it get its element type."""
 
     def __init__(self, old: NodeUpgrade, value: Value) -> None:
         self.old, self.value = old, value
@@ -25,7 +25,7 @@ class _Term:
         return _Term(self.old, self.old.like(number, self.value))
 
     def of(self, op: str, *others: _Term | float) -> _Term:
-        """An operation on this value and others."""
+        """Return the result of an operation on this value and others."""
         terms = [x if isinstance(x, _Term) else self.like(x) for x in others]
         return _Term(self.old, self.old.emit(op, [self.value, *(term.value for term in terms)]))
 
@@ -67,7 +67,7 @@ def _adam(attrs: Attrs, rate: _Term, number: _Term, x: _Term, g: _Term, *states:
 
 
 def _momentum(attrs: Attrs, rate: _Term, number: _Term, x: _Term, g: _Term, v: _Term) -> Terms:
-    """The first step takes all of the gradient, whatever ``beta`` is."""
+    """The first step uses the whole gradient, whatever ``beta`` is."""
     if attrs["mode"] not in ("standard", "nesterov"):
         raise NodeError(f"has mode {attrs['mode']!r}; it is standard or nesterov")
     later = number.of("Greater", 0)
@@ -82,8 +82,8 @@ _STEPS: Mapping[str, tuple[int, Callable[..., Terms]]] = {
     "Adam": (2, _adam),
     "Momentum": (1, _momentum),
 }
-"""The number of states of a tensor, and what gives its new value and theirs, from the learning rate
-and the number of the step in float64 and the gradient with that of the square norm"""
+"""the number of states of a tensor, and the function that computes its new value and states, from
+learning rate and step in float64 and the gradient including that of the square norm"""
 
 
 def optimizer(old: NodeUpgrade) -> None:

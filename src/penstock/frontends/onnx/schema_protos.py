@@ -1,4 +1,4 @@
-"""Defaults of attributes, which ONNX's schemas hold as messages."""
+"""Defaults of attributes, which ONNX's schemas store as messages."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _FIELDS: Mapping[int, str] = {
 
 @cache
 def default_protos(schema: OnnxSchema) -> Mapping[str, AttributeProto]:
-    """The defaults of the attributes that have one, as they stand in the schema."""
+    """Return the defaults of the attributes that have one, as they are in the schema."""
     digits = {key: a.default for key, a in schema.attributes.items() if a.default}
     return {key: AttributeProto.FromString(bytes.fromhex(x)) for key, x in digits.items()}
 
 
 @cache
 def defaults(schema: OnnxSchema) -> Attrs:
-    """The values of the ``default_protos``."""
+    """Return the values of the ``default_protos``."""
     return {key: _value(proto) for key, proto in default_protos(schema).items()}
 
 
 def _value(proto: AttributeProto) -> Any:
-    """A default: a number, a string, or a list of these."""
+    """Return a default: a number, a string, or a list of these."""
     value = getattr(proto, _FIELDS[proto.type])
     if isinstance(value, bytes):
         return decode_text(value)

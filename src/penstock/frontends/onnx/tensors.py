@@ -2,7 +2,7 @@
 model.
 
 The file is not trusted: a tensor's shape is compared with the number of bytes before anything is
-allocated. Contents are views wherever possible of the bytes that protobuf returns or that were read
+allocated. Contents are, where possible, views of the bytes that protobuf returns or that were read
 from a file. All arrays are read-only.
 """
 
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
     from penstock.frontends.common.weight_file import WeightFile
 
 MAX_DENSE_BYTES = 2**30
-"""Bytes that a sparse tensor may take in dense form, unless ``Limits`` have another bound."""
+"""bytes that a sparse tensor may take in dense form, unless ``Limits`` have another bound"""
 
 PACKED_BITS = {code: SUB_BYTE[name] for code, name in DTYPE_NAMES.items() if name in SUB_BYTE}
-"""Bits of the types that are packed in files; in NumPy an element takes a byte."""
+"""bits of the types that are packed in files; in NumPy an element takes a byte"""
 
-# The typed fields of elements, by kind and bytes, and their types there; of others "int32_data".
+# The typed fields of elements, by kind and bytes, and their types there; others: "int32_data".
 _TYPED: Mapping[str, tuple[str, type]] = {
     **dict.fromkeys(("f4", "c8"), ("float_data", np.float32)),
     **dict.fromkeys(("f8", "c16"), ("double_data", np.float64)),
@@ -66,7 +66,7 @@ _DAMAGED = "the file is damaged, or its weights were left out: export it again"
 
 @cache
 def dtype_of_code(code: int) -> np.dtype:
-    """The NumPy dtype of a ``TensorProto.DataType``; small types are those of ml_dtypes."""
+    """Return the NumPy dtype of a ``TensorProto.DataType``; small types are from ml_dtypes."""
     name = DTYPE_NAMES.get(code)
     if name is None:
         raise InvalidModel(f"element type {code} is not one of those that ONNX has")
@@ -74,13 +74,13 @@ def dtype_of_code(code: int) -> np.dtype:
 
 
 MAX_NESTING = 32
-"""The depth to which sequences, optionals and maps may nest in one type."""
+"""the depth to which sequences, optionals and maps may nest in one type"""
 
 
 def value_type(proto: TypeProto, *, entry: bool = False) -> Type:
-    """The type that a ``TypeProto`` declares. For an ``entry``, which callers feed, dims of 0 are
-    unknown: exporters write 0 for dims that they leave open, and an input that must be empty has no
-    use. Raises ``InvalidModel``."""
+    """Return the type that a ``TypeProto`` declares. For an ``entry``, which callers feed, dims of
+    0 are unknown: exporters write 0 for open dims, and an input that must be empty has no use.
+    Raises ``InvalidModel``."""
     wrappers: list[Callable[[Type], Type]] = []
     form = proto.WhichOneof("value")
     while form in ("sequence_type", "optional_type", "map_type"):
@@ -97,7 +97,7 @@ def value_type(proto: TypeProto, *, entry: bool = False) -> Type:
             proto = getattr(proto, form).elem_type
         form = proto.WhichOneof("value")
     type_: Type = ANY
-    if form in ("tensor_type", "sparse_tensor_type"):  # sparse tensors are made dense
+    if form in ("tensor_type", "sparse_tensor_type"):  # sparse tensors are converted to dense
         tensor = getattr(proto, form)
         dims = [_dim(dim, entry) for dim in tensor.shape.dim]
         dtype = dtype_of_code(tensor.elem_type) if tensor.elem_type else None
@@ -108,7 +108,7 @@ def value_type(proto: TypeProto, *, entry: bool = False) -> Type:
 
 
 def _dim(proto: TensorShapeProto.Dimension, entry: bool) -> Dim:
-    """A size, a name, or ``None`` for an unknown dim: negative, unnamed, or named "?"."""
+    """Return a size, a name, or ``None`` for an unknown dim: negative, unnamed, or named "?"."""
     form = proto.WhichOneof("value")
     if form == "dim_value":
         size = proto.dim_value
@@ -121,15 +121,15 @@ def _dim(proto: TensorShapeProto.Dimension, entry: bool) -> Dim:
 
 @dataclass(eq=False)
 class TensorReader(ConstantBudget):
-    """Reads the tensors of one model. External data are read from ``folder`` and nowhere else, or
-    mapped if ``map_weights``."""
+    """Reads the tensors of one model. External data are only read from ``folder``, or mapped if
+    ``map_weights``."""
 
     folder: str | None
     map_weights: bool = False
     files: dict[str, WeightFile] = field(default_factory=dict)
 
     def read(self, tensor: TensorProto | Apart) -> np.ndarray:
-        """The contents of ``tensor``. Raises ``TensorError`` for the first fault, and
+        """Return the contents of ``tensor``. Raises ``TensorError`` for the first fault, and
         ``InvalidModel`` for an unknown element type."""
         proto, data = tensor if isinstance(tensor, Apart) else (tensor, None)
         code = proto.data_type
@@ -155,7 +155,7 @@ class TensorReader(ConstantBudget):
         return held_once(array)
 
     def read_sparse(self, proto: SparseTensorProto) -> np.ndarray:
-        """The dense form of a sparse tensor, zero (or the empty string) where nothing is stored."""
+        """Return the dense form of a sparse tensor, zero (or "") where nothing is stored."""
         values = self.read(proto.values)
         indices = self.read(proto.indices)
         dims = tuple(proto.dims)
@@ -174,7 +174,7 @@ class TensorReader(ConstantBudget):
                 f"it takes {count * dtype.itemsize} bytes in dense form, more than {most}; "
                 "raise Limits.max_constant_bytes if you trust the model"
             )
-        # ONNX gives places as numbers in the flat tensor, or as rows of coordinates.
+        # ONNX gives places as indices into the flat tensor, or as rows of coordinates.
         bounds = np.array([count] if indices.ndim == 1 else dims, np.int64)
         table = indices.reshape(values.size, bounds.size)
         if np.any((table < 0) | (table >= bounds)):
@@ -190,7 +190,7 @@ class TensorReader(ConstantBudget):
         return dense
 
     def external(self, proto: TensorProto, code: int, dtype: np.dtype, count: int) -> np.ndarray:
-        """The contents of external data."""
+        """Return the contents of external data."""
         if dtype == STRING:
             raise TensorError("cannot be external data; store strings in the model")
         entries = {decode_text(x.key): decode_text(x.value) for x in proto.external_data}
@@ -205,7 +205,7 @@ class TensorReader(ConstantBudget):
                 f"is external data in {location!r}; load the model from its path, so that the file "
                 "can be found"
             )
-        # Few models have any; the others start without these.
+        # Few models have external data; the others do not import these.
         from pathlib import Path
 
         from penstock.frontends.common.weight_file import WeightFile
@@ -231,18 +231,18 @@ class TensorReader(ConstantBudget):
 
 
 def _natural(entries: Mapping[str, str], key: str, default: int) -> int:
-    """A non-negative number among the entries that describe external data."""
+    """Return a non-negative number among the entries that describe external data."""
     value = entries.get(key)
     if value is None:
         return default
-    # 19 digits hold all of int64; int() of any text would take much time for a long one.
+    # 19 digits hold all of int64; int() of a long text would take much time.
     if not (value.isascii() and value.isdigit()) or len(value) > 19:
         raise TensorError(f"has {value[:40]!r} as the {key} of its external data, not a number")
     return int(value)
 
 
 def _stored_bytes(code: int, dtype: np.dtype, count: int) -> int:
-    """Bytes of ``count`` elements in a file."""
+    """Return the bytes of ``count`` elements in a file."""
     bits = PACKED_BITS.get(code)
     return count * dtype.itemsize if bits is None else -(-count * bits // 8)
 
@@ -272,16 +272,16 @@ def _raw(
 
 
 def _field(dtype: np.dtype) -> tuple[str, type]:
-    """The typed field that has elements of a dtype, and of which type they are there."""
+    """Return the typed field for elements of a dtype, and their type in that field."""
     return _TYPED.get(dtype.str[1:], ("int32_data", np.int32))
 
 
 def _typed(proto: TensorProto, code: int, dtype: np.dtype, count: int) -> np.ndarray:
-    """Elements of a typed field: pairs for complex numbers, bit patterns for small types."""
+    """Read a typed field's elements: pairs for complex numbers, bit patterns for small types."""
     field, stored = _field(dtype)
     elements = getattr(proto, field)
     needed = count * 2 if dtype.kind == "c" else count
-    if PACKED_BITS.get(code) in (2, 4):  # several to an entry; 6-bit ones have an entry each
+    if PACKED_BITS.get(code) in (2, 4):  # several per entry; 6-bit elements have an entry each
         needed = _stored_bytes(code, dtype, count)
     if len(elements) != needed:
         raise TensorError(f"has {len(elements)} entries in {field}, but takes {needed}; {_DAMAGED}")
@@ -301,7 +301,7 @@ def _typed(proto: TensorProto, code: int, dtype: np.dtype, count: int) -> np.nda
 
 
 def _decoded(data: bytes | np.ndarray, code: int, dtype: np.dtype, count: int) -> np.ndarray:
-    """Elements of little-endian bytes: a view wherever possible."""
+    """Return the elements of little-endian bytes, as a view wherever possible."""
     bits = PACKED_BITS.get(code)
     if bits is not None:
         return _unpacked(np.frombuffer(data, np.uint8), bits, count).view(dtype)
@@ -309,7 +309,7 @@ def _decoded(data: bytes | np.ndarray, code: int, dtype: np.dtype, count: int) -
 
 
 def _unpacked(data: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """``count`` elements of ``bits`` bits, the first in the lowest bits, as a byte each."""
+    """Return ``count`` elements of ``bits`` bits, the first in the lowest bits, as bytes."""
     if bits == 6:  # the one width that does not divide a byte
         stream = np.unpackbits(data, count=count * 6, bitorder="little")
         return np.packbits(stream.reshape(count, 6), axis=1, bitorder="little").reshape(count)

@@ -1,4 +1,4 @@
-"""Operations with graphs among their attributes, written as current ones: Scan-8, FlexAttention."""
+"""Operations with graph attributes, written as current ones: Scan-8 and FlexAttention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def flex_attention(old: NodeUpgrade) -> None:
         scores = score_mod(Q sqrt(scale) @ (K sqrt(scale))^T)     in softmax_precision from here on
         Y      = prob_mod(Softmax(scores)) @ V
 
-    With fewer heads in K and V than in Q, each of them serves as many neighbouring heads of Q.
+    With fewer heads in K and V than in Q, each of them serves as many adjacent heads of Q.
     """
     q = old.input(0)
     attrs = old.attrs
@@ -47,7 +47,7 @@ def flex_attention(old: NodeUpgrade) -> None:
 
 
 def _with_heads_of_q(old: NodeUpgrade, index: int) -> Value:
-    """Input ``index`` with each head repeated, so that it has as many heads as Q."""
+    """Return input ``index`` with each head repeated, so that it has as many heads as Q."""
     q, x = old.input(0), old.input(index)
     shapes = old.shape(0), old.shape(index)
     heads = [shape[1] for shape in shapes if shape is not None and len(shape) == 4]
@@ -63,7 +63,7 @@ def _with_heads_of_q(old: NodeUpgrade, index: int) -> Value:
 
 
 def _root_of_scale(old: NodeUpgrade, q: Value) -> Value:
-    """The square root of the scale, by default the head size to the power of -1/4."""
+    """Return the square root of the scale, by default the head size to the power of -1/4."""
     if "scale" in old.attrs:
         return old.like(float(np.sqrt(np.float32(old.attrs["scale"]))), q)
     size = old.cast(old.emit("Shape", [q], start=3, end=4), "float32")
@@ -72,12 +72,12 @@ def _root_of_scale(old: NodeUpgrade, q: Value) -> Value:
 
 
 def _modified(old: NodeUpgrade, value: Value, key: str) -> Value:
-    """Apply a graph among the attributes to ``value``: as a branch of an If that is always taken,
-    since branches can read outer values."""
+    """Apply a graph attribute to ``value``, as a branch of an If that is always taken, since
+    branches can read outer values."""
     graph: Graph | None = old.attrs.get(key)
     if graph is None:
         return value
-    graph.inputs = [value]  # stands for its input when its contents are imported
+    graph.inputs = [value]  # replaces its input when its contents are imported
     true = old.constant(True, BOOL)
     return old.emit("If", [true], then_branch=graph, else_branch=Graph([], [value], [], "unused"))
 
@@ -90,7 +90,7 @@ def scan_8(old: NodeUpgrade) -> None:
         old   (lengths?, *states [batch, ...], *inputs [batch, time, ...]) -> (*states, *outputs)
         outer scans states, inputs and lengths along axis 0; inner scans a sequence along axis 0
 
-    With lengths, a sequence is cut to its length before, and its outputs are padded with zeros to
+    With lengths, a sequence is cut to its length first, and its outputs are padded with zeros to
     the full length afterwards.
     """
     lengths, *values = old.inputs

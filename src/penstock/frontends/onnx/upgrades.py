@@ -1,12 +1,12 @@
-"""Older operator versions, written as the current ones.
+"""Older operator versions, rewritten as the current ones.
 
 ``UNCHANGED`` lists the operations whose versions all mean the same once the defaults of their own
-version are filled in (newer ones have more types, or more attributes whose defaults are the old
-meaning). ``UPGRADES`` has rules for the others: a rule emits nodes of current versions that compute
+version are filled in: newer ones have more types, or more attributes whose defaults are the old
+meaning. ``UPGRADES`` has rules for the others: a rule emits nodes of current versions that compute
 exactly what the old node did. Versions after the last one listed mean the same as the newest. Some
-old versions are operations of their own, registered with the last version that means them, such as
-Softmax up to version 12. ``meaning`` puts all this together. FlexAttention is listed although it is
-not old, since it calls graphs, and so are a loss and normalizations that others spell out.
+old versions are operations of their own, registered with the last version that has this meaning,
+such as Softmax up to version 12. ``meaning`` combines all of these. FlexAttention has a rule
+although it is not old, since it calls graphs, as do a loss and normalizations that rules write out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from penstock.ops.registry import FORGET
 Rule = Callable[[NodeUpgrade], None]
 
 UPGRADES: dict[tuple[str, str], list[tuple[int, Rule]]] = {}
-"""Rules by domain and name, each with the last version that it is for, in ascending order."""
+"""rules by domain and name, each with the last version to which it applies, in ascending order"""
 
 
 def upgrade(last: int, *names: str, domain: str = "") -> Callable[[Rule], Rule]:
@@ -61,7 +61,7 @@ upgrade(8, "Scan")(imported(f"{_GRAPHS}.scan_8"))
 
 @upgrade(1, "Adagrad", "Adam", "Momentum", domain="ai.onnx.preview.training")
 def optimizer(old: NodeUpgrade) -> None:
-    from penstock.frontends.onnx import optimizers  # of models that train, which are few
+    from penstock.frontends.onnx import optimizers  # few models contain training steps
 
     optimizers.optimizer(old)
 
@@ -85,8 +85,8 @@ _REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod SumSquare"
 @upgrade(15, "RoiAlign")
 @upgrade(19, "GridSample")
 def other_attributes(old: NodeUpgrade) -> None:
-    """The same inputs; attributes that the current version lacks are left out, those that it has
-    now get the old meaning."""
+    """Keep the inputs. Attributes that the current version lacks are left out; those that it has
+    added get the value of the old meaning."""
     name = {"Scatter": "ScatterElements"}.get(old.op, old.op)
     attrs = {**_OLD_DEFAULTS.get(old.op, {}), **old.attrs}
     for key, values in _RENAMED_VALUES.items():
@@ -95,7 +95,7 @@ def other_attributes(old: NodeUpgrade) -> None:
     old.become(name, old.inputs, attrs)
 
 
-# Attributes that became inputs behind the first.
+# Attributes that became inputs after the first one.
 _INPUTS: Mapping[str, Sequence[str]] = {
     "Clip": ("min", "max"),
     "Pad": ("pads", "value"),
@@ -111,8 +111,8 @@ _INPUTS: Mapping[str, Sequence[str]] = {
 @upgrade(9, "Slice", "TopK")
 @upgrade(4, "Reshape")
 def attributes_to_inputs(old: NodeUpgrade) -> None:
-    """Attributes became inputs: integers as vectors, other numbers as scalars of the data's type.
-    Without axes, all are reduced, squeezed or sliced."""
+    """Convert attributes that became inputs: integers as vectors, other numbers as scalars of the
+    data's type. Without axes, all are reduced, squeezed or sliced."""
     x, attrs = old.input(0), dict(old.attrs)
     if "paddings" in attrs:  # Pad-1
         attrs["pads"] = attrs["paddings"]
@@ -124,13 +124,13 @@ def attributes_to_inputs(old: NodeUpgrade) -> None:
         # Unsqueeze must have axes: an empty list of them means that no dim is added.
         if entries is None or (not entries and key in ("axes", "value") and old.op != "Unsqueeze"):
             inputs.append(None)
-        # Bounds and values of padding have the type of the data, where attributes are float32
-        # alone.
+        # Bounds and padding values have the type of the data, but as attributes they were always
+        # float32.
         elif isinstance(entries, float):
             inputs.append(old.like(entries, x))
         else:
             inputs.append(old.constant(entries if isinstance(entries, list) else [entries]))
-    # Inputs that are left out at the end are dropped, as the schemas allow fewer inputs than names.
+    # Trailing inputs that are left out are dropped, since schemas allow fewer inputs than names.
     while inputs[-1] is None:
         inputs.pop()
     old.become(old.op, inputs, attrs)
@@ -139,20 +139,20 @@ def attributes_to_inputs(old: NodeUpgrade) -> None:
 @upgrade(6, "Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less")
 @upgrade(6, "PRelu")
 def legacy_broadcast(old: NodeUpgrade) -> None:
-    """Binary operations before NumPy's broadcasting: ``axis`` says where B's dims stand in A's. A
-    PRelu has one slope, or one for each channel."""
-    # Without ``axis`` B's dims stand at the end of A's, as in NumPy.
+    """Binary operations before NumPy's broadcasting: ``axis`` is the axis of A where B's dims
+    begin. A PRelu has one slope, or one for each channel."""
+    # Without ``axis`` B's dims are aligned with A's last dims, as in NumPy.
     axis = old.attrs.get("axis") if old.attrs.get("broadcast") else None
     axis = 1 if old.op == "PRelu" else axis
     old.become(old.op, [old.input(0), old.input(1) if axis is None else aligned(old, axis)])
 
 
 def aligned(old: NodeUpgrade, axis: int) -> Value:
-    """Input 1 with dims of 1 appended, so that its first dim stands at ``axis`` of input 0."""
+    """Return input 1 with dims of 1 appended, so that its first dim is at ``axis`` of input 0."""
     a, b = old.input(0), old.input(1)
     rank_a, rank_b = old.rank(0), old.rank(1)
     if rank_b is not None and (rank_a is not None or axis < 0):
-        # A negative axis counts from the end of A, so that the rank of A need not be known.
+        # A negative axis counts from the end of A, whose rank need not be known then.
         end = -axis if axis < 0 else rank_a - axis  # type: ignore[operator]
         if end <= rank_b:
             return b
@@ -165,7 +165,7 @@ def aligned(old: NodeUpgrade, axis: int) -> Value:
 
 
 def rank_of(old: NodeUpgrade, value: Value) -> Value:
-    """The rank of a value, as a scalar known during the run."""
+    """Return the rank of a value, as a scalar known during the run."""
     return old.emit("Size", [old.emit("Shape", [value])])
 
 
@@ -252,8 +252,8 @@ def group_normalization(old: NodeUpgrade) -> None:
 
 @upgrade(10, "Resize", "Upsample")
 def resample(old: NodeUpgrade) -> None:
-    """Upsample, and Resize as it began: output i is taken from i / scale of the input. The nearest
-    element is the one before when growing, and the one after when shrinking, as in ONNX Runtime and
+    """Upsample, and the first version of Resize: output i is read at i / scale of the input. The
+    nearest element is rounded down when growing and up when shrinking, as in ONNX Runtime and
     the test cases of that version; axes of both kinds take two steps."""
     x = old.input(0)
     factors = old.attrs.get("scales")
@@ -302,7 +302,7 @@ def resize_11(old: NodeUpgrade) -> None:
 @upgrade(17, "Split")
 def split(old: NodeUpgrade) -> None:
     """The lengths were an attribute (in version 1 also an input of the data's type); without them,
-    the data are cut into as many parts as there are outputs."""
+    the data are split into as many parts as there are outputs."""
     attrs = {"axis": old.attrs.get("axis", 0)}
     lengths = old.optional(1)
     if old.attrs.get("split"):
@@ -321,7 +321,7 @@ def tile(old: NodeUpgrade) -> None:
     x, one = old.input(0), old.constant([1])
     numbers = [old.cast(old.input(i), "int64") for i in (1, 2)]
     count, axis = (old.emit("Reshape", [number, one]) for number in numbers)
-    # The shape of a shape is the rank, known in a run only.
+    # The shape of a shape is the rank, known only in a run.
     ones = old.emit("Expand", [one, old.emit("Shape", [old.emit("Shape", [x])])])
     old.become("Tile", [x, old.emit("ScatterElements", [ones, axis, count])])
 
@@ -355,12 +355,12 @@ def mean_variance_normalization(old: NodeUpgrade) -> None:
     apart = old.emit("Sub", [x, old.emit("ReduceMean", [x, axes], {"keepdims": 1})])
     squares = old.emit("Mul", [apart, apart])
     deviation = old.emit("Sqrt", [old.emit("ReduceMean", [squares, axes], {"keepdims": 1})])
-    # ONNX adds this to the deviation, and not to the variance as other normalizations do.
+    # ONNX adds this to the deviation, not to the variance as in other normalizations.
     old.become("Div", [apart, old.emit("Add", [deviation, old.like(1e-9, x)])])
 
 
-# The text of ConvTranspose-1 has the sides of an uneven padding the other way round. No runtime
-# implements that, and version 11 corrects the text.
+# The text of ConvTranspose-1 swaps the sides of an uneven padding. No runtime implements that, and
+# version 11 corrects the text.
 UNCHANGED = frozenset(
     """
     Abs Acos Acosh ArgMax ArgMin Asin Asinh Atan Atanh Attention AveragePool Bernoulli BitShift
@@ -381,8 +381,8 @@ UNCHANGED = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Meaning:
-    """The way to import nodes of one operation and opset. ``rule`` writes them as other nodes, or
-    emits none; ``op`` is the operation that they are. ``defaults`` are those of attributes not
+    """How to import nodes of one operation and opset. ``rule`` writes them as other nodes, or emits
+    none; ``op`` is their operation otherwise. ``defaults`` are those of attributes that are not
     given. ``schema`` is ``None`` if ONNX has none."""
 
     schema: OnnxSchema | None
@@ -392,11 +392,11 @@ class Meaning:
 
 
 def _microsoft_rule(name: str, domain: str) -> Rule | None:
-    """The rule for an operation of ONNX Runtime, if it is none of Penstock's."""
+    """Return the rule for an operation of ONNX Runtime that Penstock does not have, or None."""
     from penstock.frontends.onnx import microsoft, microsoft_attention
     from penstock.frontends.onnx.microsoft_rules import RULES
 
-    # These two fill ``RULES``. Other modules have rules for operations that Penstock lacks only.
+    # These two fill ``RULES``. Other modules only have rules for operations that Penstock lacks.
     assert microsoft and microsoft_attention
     key = domain, name
     return RULES.get(key) if key in RULES or key in MODULES else microsoft_rules().get(key)
@@ -404,7 +404,7 @@ def _microsoft_rule(name: str, domain: str) -> Rule | None:
 
 @cache
 def microsoft_rules() -> Mapping[tuple[str, str], Rule]:
-    """The rules for operations of ONNX Runtime, by domain and name."""
+    """Return the rules for operations of ONNX Runtime, by domain and name."""
     from penstock.frontends.onnx import (
         generation,
         microsoft,
@@ -422,7 +422,7 @@ def microsoft_rules() -> Mapping[tuple[str, str], Rule]:
 
 @lru_cache(maxsize=4096)
 def meaning(name: str, domain: str, opset: int) -> Meaning:
-    """The meaning of operation ``name`` in an opset of its domain."""
+    """Return the meaning of operation ``name`` in an opset of its domain."""
     schema = find_schema(name, domain, opset)
     if schema is None:
         if domain == NCHWC:
@@ -432,7 +432,7 @@ def meaning(name: str, domain: str, opset: int) -> Meaning:
         rule, op = _microsoft_rule(name, domain), find(name, domain, opset)
         if rule is not None or op is None:
             return Meaning(None, rule, op)
-        # As ONNX Runtime writes LayerNormalization into models of earlier opsets.
+        # ONNX Runtime writes LayerNormalization into models of earlier opsets.
         schema = first_schema(name, domain)
         return Meaning(schema, op=op, defaults={} if schema is None else defaults(schema))
     version = schema.version

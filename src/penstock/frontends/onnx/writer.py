@@ -1,7 +1,7 @@
-"""From a model to the bytes of an ONNX file, the way back of ``importer``.
+"""Write a model as the bytes of an ONNX file: the inverse of ``importer``.
 
 Nodes are written in the lowest opset, from that of blockwise quantization on, in which each
-operation means what it means here. Operations that ONNX does not have are refused, all at once.
+operation has its meaning here. Operations that ONNX does not have are refused, all at once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from penstock.ir.op import Attrs
 from penstock.ops.registry import MICROSOFT
 
 DTYPE_CODES = {name: code for code, name in DTYPE_NAMES.items()}
-"""Codes of element types by the names of dtypes"""
+"""codes of element types by the names of dtypes"""
 LEAST_OPSET = 21
 """the first opset with int4 and with scales of blocks"""
 _IR_VERSION = 10  # of ONNX 1.16, the first with that opset
@@ -54,7 +54,7 @@ _DOMAINS = ("", "ai.onnx.ml", MICROSOFT)
 
 
 def onnx_bytes(model: Model) -> bytes:
-    """The entry of ``model`` as the bytes of an ONNX file. Raises ``Unsupported`` with all
+    """Return the entry of ``model`` as the bytes of an ONNX file. Raises ``Unsupported`` with all
     operations that ONNX cannot express, and for a model of more than 2 GB."""
     proto = onnx_message(model)
     if proto.ByteSize() > MAX_MESSAGE:
@@ -65,8 +65,8 @@ def onnx_bytes(model: Model) -> bytes:
 
 
 def onnx_message(model: Model) -> ModelProto:
-    """The entry of ``model`` as a message. Raises ``Unsupported``."""
-    # A model that was only loaded has no types in nested graphs, which other runtimes ask for.
+    """Return the entry of ``model`` as a message. Raises ``Unsupported``."""
+    # A model that was only loaded has no types in nested graphs, which other runtimes require.
     graph = clone(model.graph)
     infer_types(graph)
     opset = _opset(graph)
@@ -82,8 +82,8 @@ def onnx_message(model: Model) -> ModelProto:
 
 
 def _constants_of(graph: Graph) -> dict[Graph, list[Value]]:
-    """The constants that each graph has: those that it alone reads, and the outermost one those
-    that several read. Optimizers of other runtimes find weights only beside their readers."""
+    """Return the constants to write into each graph: those that only this graph reads, and in the
+    outermost one those that several read. Optimizers find weights only beside their readers."""
     place_of: dict[Value, Graph] = {}
     for inner in graph.graphs():
         inputs = [value for node in inner.nodes for value in node.inputs]
@@ -97,10 +97,10 @@ def _constants_of(graph: Graph) -> dict[Graph, list[Value]]:
 
 
 def _opset(graph: Graph) -> int:
-    """The lowest opset in which all nodes mean what they mean here. Raises ``Unsupported``."""
+    """Return the lowest opset in which all nodes have their meaning. Raises ``Unsupported``."""
     newest = newest_opset("")
     nodes = list(graph.walk())
-    # ONNX has no edges of control.
+    # ONNX has no control edges.
     foreign = [n for n in nodes if n.op.domain not in _DOMAINS or n.control_inputs]
     if not foreign:
         for opset in range(LEAST_OPSET, newest + 1):
@@ -112,7 +112,7 @@ def _opset(graph: Graph) -> int:
 
 
 def _schema_for(node: Node, opset: int) -> OnnxSchema | None:
-    """The schema of an operation of ONNX in an opset, if it means there what the node means."""
+    """Return the schema of an operation of ONNX in an opset if it has the node's meaning there."""
     op = node.op
     schema = find_schema(op.name, "", opset)
     if schema is None or not op.since <= schema.version <= op.version:
@@ -129,7 +129,7 @@ def _schema_for(node: Node, opset: int) -> OnnxSchema | None:
 
 
 class _Names(dict[Value, str]):
-    """A name for each value, unlike all others; inputs and outputs keep their own."""
+    """A unique name for each value; inputs and outputs keep their own."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__({value: value.name for value in graph.inputs})
@@ -174,7 +174,7 @@ class _GraphWriter:
             tensor_message(value.peek, proto.initializer.add(name=self.names[value]))
 
     def output(self, value: Value, graph: Graph, proto: GraphProto) -> None:
-        """An output of a graph, which a node of that graph must produce, once."""
+        """Write an output of a graph, which a node of that graph must produce, once."""
         name, node = self.names[value], value.producer
         repeated = name in [info.name for info in proto.output]
         if repeated or node is None or node not in graph.nodes:
@@ -208,8 +208,8 @@ class _GraphWriter:
                 self.attribute(proto.attribute.add(name=name), node.attrs, kind)
 
     def attribute(self, proto: AttributeProto, attrs: Attrs, kind: int) -> None:
-        """The attribute of the message's name, as this ``AttributeKind``, or as that which the
-        value has (0)."""
+        """Write an attribute under the message's name, as this ``AttributeKind`` or, for 0, as the
+        kind of its value."""
         value = attrs[proto.name]
         items = list(value) if isinstance(value, list | tuple) else [value]
         if kind == 0:
@@ -275,8 +275,8 @@ def tensor_message(array: np.ndarray, proto: TensorProto) -> None:
 
 
 def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Elements of ``bits`` bits, the first in the lowest bits of each byte."""
-    # Elements of less than a byte take one each in NumPy.
+    """Return elements of ``bits`` bits, the first in the lowest bits of each byte."""
+    # In NumPy, elements of less than a byte take one byte each.
     spread = np.unpackbits(codes, bitorder="little").reshape(-1, 8)[:, :bits]
     return np.packbits(spread.reshape(-1), bitorder="little")
 

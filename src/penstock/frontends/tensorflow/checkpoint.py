@@ -1,7 +1,7 @@
 """TensorFlow's checkpoints (TensorBundle): an index, and shards with one tensor after the other.
 
 The index is a table in LevelDB's format: blocks of entries sorted by key, each key stored without
-the prefix that it shares with the one before; an index of the blocks; a footer. Every block and
+the prefix that it shares with the previous one; an index of the blocks; a footer. Every block and
 every tensor has a CRC-32C, which is checked when it is read.
 """
 
@@ -28,17 +28,17 @@ from penstock.host.crc32c import crc32c
 
 _FOOTER = 48
 _MAGIC = 0xDB4775248B80FB57
-_TRAILER = 5  # the type of compression, and a checksum
+_TRAILER = 5  # bytes: the type of compression, and a checksum
 _MAX_SHARDS = 10_000
 _INTERVAL = 16  # TensorFlow stores every 16th key in full
 _MASK_DELTA = 0xA282EAD8
 
 
 class Bundle:
-    """The tensors of a checkpoint by their keys. ``prefix`` is that of the names of its files in
+    """The tensors of a checkpoint by their keys. ``prefix`` is the prefix of its files' names in
     ``folder``. They are read, or mapped into memory if ``map_weights``.
 
-    Raises ``InvalidModel`` for files that are no checkpoint, or damaged.
+    Raises ``InvalidModel`` for files that are not a checkpoint, or are damaged.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Bundle:
         self.count = header.num_shards
 
     def read(self, key: str) -> np.ndarray:
-        """The tensor with that key, which is read once. Raises ``InvalidModel``."""
+        """Return the tensor with that key; each is read once. Raises ``InvalidModel``."""
         if key not in self._tensors:
             self._tensors[key] = self._tensor(key)
         return self._tensors[key]
@@ -127,15 +127,15 @@ class Bundle:
 
 
 def _unmasked(stored: int) -> int:
-    """The CRC-32C of a stored checksum, which is rotated and offset so that data with embedded
-    checksums keep a strong one (``crc32c::Mask`` of LevelDB)."""
+    """Return the CRC-32C of a stored checksum, which is rotated and offset so that data with
+    embedded checksums keep a strong one (``crc32c::Mask`` of LevelDB)."""
     rotated = (stored - _MASK_DELTA) & 0xFFFFFFFF
     return ((rotated >> 17) | (rotated << 15)) & 0xFFFFFFFF
 
 
 def _items(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a table in LevelDB's format. Blocks that overlap are refused, so that
-    reading takes memory and time in proportion to the file. Raises ``ValueError``."""
+    """Yield keys and values of a table in LevelDB's format. Blocks that overlap are refused, so
+    that reading takes memory and time in proportion to the file. Raises ``ValueError``."""
     footer = data[-_FOOTER:]
     if len(footer) < _FOOTER or int.from_bytes(footer[-8:], "little") != _MAGIC:
         raise ValueError("it does not end as an index of a checkpoint does")
@@ -149,7 +149,7 @@ def _items(data: bytes) -> Iterator[tuple[bytes, bytes]]:
             raise ValueError("its blocks overlap")
         end = offset + size
         for key, value in _entries(data, offset, size):
-            # In order no key comes twice, so that no entry takes the place of another.
+            # In sorted order no key comes twice, so that no entry replaces another.
             if last is not None and key <= last:
                 raise ValueError("its keys are not in order")
             last = key
@@ -157,14 +157,14 @@ def _items(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _span(handle: bytes) -> tuple[int, int]:
-    """The offset and the size of the block at a handle."""
+    """Return the offset and the size of the block at a handle."""
     offset, at = read_varint(handle, 0)
     return offset, read_varint(handle, at)[0]
 
 
 def _entries(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a block. Restart points, which serve searches, follow them. The keys of a
-    block that stores each ``_INTERVAL``-th in full have at most ``_INTERVAL`` times its bytes."""
+    """Yield keys and values of a block. Restart points for searches follow them. The keys of a
+    block that stores every ``_INTERVAL``-th in full have at most ``_INTERVAL`` times its bytes."""
     block = _block(data, offset, size)
     room = _INTERVAL * size
     end = len(block) - 4
@@ -177,9 +177,9 @@ def _entries(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes
         shared, at = read_varint(block, at)
         added, at = read_varint(block, at)
         length, at = read_varint(block, at)
-        if shared > len(key) or at + added + length > end:  # before slices silently give less
+        if shared > len(key) or at + added + length > end:  # slices would silently return less
             raise ValueError("an entry reaches beyond its block")
-        room -= shared + added  # a few bytes could else ask for a long key again and again
+        room -= shared + added  # otherwise a few bytes could request a long key repeatedly
         if room < 0:
             raise ValueError("keys share more than they store")
         key = key[:shared] + block[at : at + added]
@@ -188,7 +188,7 @@ def _entries(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes
 
 
 def _block(data: bytes, offset: int, size: int) -> bytes:
-    """The contents of a block."""
+    """Return the contents of a block."""
     end = offset + size
     if end + _TRAILER > len(data):
         raise ValueError("a block reaches beyond its end")

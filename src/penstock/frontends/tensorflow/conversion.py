@@ -1,4 +1,4 @@
-"""One NodeDef of TensorFlow for the rule that converts it, and what rules may ask of the import."""
+"""One NodeDef of TensorFlow for the rule that converts it, and the import as rules see it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 @dataclass(eq=False)
 class ConversionContext(ABC):
     """The import of a graph, as rules see it. ``producer`` is the version of the GraphDef's
-    writer, ``library`` has the functions that its nodes may call."""
+    writer; ``library`` has the functions that its nodes may call."""
 
     producer: int
     library: FunctionLibrary
@@ -93,8 +93,8 @@ class Conversion(NodeBuilder):
         self.controls = controls
 
     def input_constant(self, index: int) -> np.ndarray | None:
-        """Input ``index`` if it is a constant of the file, a frozen variable or such an
-        argument."""
+        """Return input ``index`` if it is a constant of the file, a frozen variable, or an argument
+        with such a value, else None."""
         array = constant_of(self.inputs[index])
         source = self.references[index].source
         # In a loop, a constant may be converted after the nodes that read it.
@@ -105,7 +105,7 @@ class Conversion(NodeBuilder):
 
     def emit_same_op(self, attrs: Iterable[str] | None = None, **more: Any) -> Node:
         """Emit the operation of the same name in the domain "tensorflow" as the final node, with
-        those of its attributes that ``attrs`` names (by default all), and ``more``."""
+        the attributes named in ``attrs`` (by default all), and ``more``."""
         names = [key for key in self.attrs if attrs is None or key in attrs]
         kept = {key: listed(self.attrs[key]) for key in names if _is_plain(self.attrs[key])}
         return self.emit_final(self.op, attrs={**kept, **more}, domain=TENSORFLOW)
@@ -114,7 +114,7 @@ class Conversion(NodeBuilder):
         self, output: Value, op: str, inputs: Sequence[Value], attrs: Attrs | None = None
     ) -> Node:
         """Emit a node after the final one for one more output. It waits for the final node, which
-        stands for all of them where runs are counted."""
+        represents all of them where runs are counted."""
         name = f"{self.stem}#{output.name.rpartition(':')[2]}"
         node = self.append(op, "", inputs, [output], attrs, name)
         if self.final is not None:
@@ -122,8 +122,8 @@ class Conversion(NodeBuilder):
         return node
 
     def variable(self, handle: Value, dtype: str | None) -> Value:
-        """The value of a variable: a constant if nothing assigns to it. ``dtype`` is that which the
-        reading node declares, if it does."""
+        """Return the value of a variable, a constant if nothing assigns to it. ``dtype``: the dtype
+        that the reading node declares, or None."""
         frozen = self.context.variables.constant(handle)
         if frozen is not None:
             return self.emit("Const", [], {"value": frozen}, domain=TENSORFLOW)
@@ -135,8 +135,8 @@ class Conversion(NodeBuilder):
         final, scope = self.final, self.scope
         if final is None:
             return
-        # Inputs that no emitted node reads, such as axes, are waited for instead. Nodes before the
-        # final one are ordered by what they read.
+        # Instead of reading inputs such as axes, the final node waits for their producers. Earlier
+        # nodes are ordered by what they read.
         read = {value for node in Graph([], [], self.nodes).walk() for value in node.inputs}
         unread = [r.source for r in self.references if r.source and r.value not in read]
         for node in self.nodes:
@@ -147,14 +147,14 @@ class Conversion(NodeBuilder):
                 node.control_inputs += scope.anchors
         scope.nodes += self.nodes
         scope.final_nodes[self.own_name] = final
-        # Values inside of a function cannot be fetched.
+        # Values inside a function cannot be fetched.
         if scope.references and not scope.function:
             for value in self.outputs:
                 if value in scope.references and value.producer is not None:
                     self._add_fetched_value(value)
 
     def _needs_anchors(self, node: Node) -> bool:
-        """Whether a node of a body would run without the body: it has effects, or no inputs."""
+        """Whether a node of a body could run without the body: it has effects, or no inputs."""
         if not node.op.pure:
             return True
         return not self.controls and all(v is None or v.const is not None for v in node.inputs)
@@ -168,12 +168,12 @@ class Conversion(NodeBuilder):
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether nodes may carry an attribute: a number, a string, a shape, or a list of the first."""
+    """Whether nodes may have this attribute: a number, a string, a shape, or a list of such."""
     if isinstance(value, list):
         return all(isinstance(element, str | int | float) for element in value)
     return isinstance(value, tuple | str | int | float)
 
 
 def listed(value: Any) -> Any:
-    """A shape as a list, with -1 for unknown dims; other values as they are."""
+    """Return a shape as a list, with -1 for unknown dims, and other values unchanged."""
     return [-1 if dim is None else dim for dim in value] if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""Files of TensorFlow to protobuf messages, from the binary or the text form."""
+"""Read protobuf messages from files of TensorFlow, in binary or text form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Proto = TypeVar("Proto", bound=Message)
 
 
 def read_graph(source: bytes | Path) -> GraphDef:
-    """The graph in bytes, or in a ``.pb`` or ``.pbtxt`` file. Raises ``InvalidModel``."""
+    """Read a graph from bytes, or from a ``.pb`` or ``.pbtxt`` file. Raises ``InvalidModel``."""
     if isinstance(source, bytes):
         return parsed(source, GraphDef(), "the model")
     with open_path(source) as file:
@@ -26,7 +26,7 @@ def read_graph(source: bytes | Path) -> GraphDef:
 
 
 def read_saved_model(folder: Path) -> SavedModel:
-    """The ``saved_model.pb`` or ``saved_model.pbtxt`` of a folder. Raises ``InvalidModel``."""
+    """Read ``saved_model.pb`` or ``saved_model.pbtxt`` of a folder. Raises ``InvalidModel``."""
     for name in ("saved_model.pb", "saved_model.pbtxt"):
         if os.path.lexists(folder / name):
             with open_part(folder, name) as file:
@@ -43,7 +43,7 @@ def open_part(folder: Path, location: str) -> BinaryIO:
 
 
 def part_error(folder: Path, location: str, reason: ValueError) -> InvalidModel:
-    """The error for one of the files of a SavedModel that cannot be read."""
+    """Return the error for one of the files of a SavedModel that cannot be read."""
     return InvalidModel(
         f"{location} of {str(folder)!r} cannot be read: {reason}; a SavedModel's files must be "
         "regular files inside its folder"
@@ -65,12 +65,12 @@ def parsed(data: bytes, message: Proto, where: str) -> Proto:
 
 
 def _contents(file: BinaryIO, path: Path, message: Proto) -> Proto:
-    """Parse a file into ``message``: text, if its name says so."""
+    """Parse a file into ``message``, as text if its name says so."""
     if path.suffix not in (".pbtxt", ".prototxt"):
         return parsed(file.read(), message, path.name)
     try:
         parse_text(file.read().decode(), message)
-    except ValueError as error:  # of the text, or of UTF-8
+    except ValueError as error:  # a fault of the text, or of UTF-8
         raise InvalidModel(
             f"{path.name} is no {message.DESCRIPTOR.name}: {error}; correct it, or export it again"
         ) from error

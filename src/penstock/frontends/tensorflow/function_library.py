@@ -1,4 +1,4 @@
-"""The functions of a GraphDef: their schemas, and which of them call themselves."""
+"""The functions of a GraphDef: their schemas, and which of them are recursive."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from penstock.frontends.tensorflow.tensors import (
 
 
 class FunctionLibrary:
-    """Functions by name. ``recursive`` are those that call themselves, and stay functions;
-    ``called`` has those of them that are called and not imported yet, by their name in the model.
-    ``problems`` says what is wrong with the library, ``constants`` reads those of all its users.
+    """Functions by name. ``recursive`` are those that call themselves, and remain functions;
+    ``called`` has those of them that are called and not yet imported, by their name in the model.
+    ``problems`` lists faults of the library; ``constants`` reads those of all its users.
     """
 
     def __init__(self, proto: FunctionDefLibrary, where: str, limits: Limits) -> None:
@@ -63,7 +63,7 @@ class FunctionLibrary:
                 self.problems.append(f"function {name!r} of {where}: {error}")
 
     def expanded_nodes(self, nodes: Iterable[NodeDef]) -> int:
-        """The number of nodes once calls of functions that do not call themselves are expanded."""
+        """Return the number of nodes once calls of non-recursive functions are expanded."""
         return expanded_size(_census(nodes), self._sizes)
 
     @cached_property
@@ -76,13 +76,13 @@ class FunctionLibrary:
         return expanded_sizes(functions)
 
     def uncalled(self) -> FunctionLibrary:
-        """The same functions for the import of another graph."""
-        library = copy.copy(self)  # schemas and constants are shared; calls are of one graph
+        """Return the same functions for the import of another graph."""
+        library = copy.copy(self)  # schemas and constants are shared; calls belong to one graph
         library.called, library.names = {}, {}
         return library
 
     def schema(self, name: str) -> TfSchema | None:
-        """The schema of nodes whose operation is the function ``name``."""
+        """Return the schema of nodes whose operation is the function ``name``."""
         return self._schemas.get(name)
 
     def _schema(self, signature: OpDef) -> TfSchema:
@@ -98,7 +98,7 @@ class FunctionLibrary:
         return TfSchema(inputs, outputs, types, defaults)
 
     def remaining_name(self, function: FunctionReference) -> str:
-        """The name in the model of a function that stays one, which is noted as called."""
+        """Return the name in the model of a function that remains one, and mark it as called."""
         attrs = sorted(function.attrs.items())
         key = f"{function.name} {attrs!r}" if attrs else function.name
         name = self.names.get(key)
@@ -126,7 +126,7 @@ def _census(nodes: Iterable[NodeDef]) -> Census:
 
 
 def called_functions(node: NodeDef) -> Iterator[str]:
-    """Names in a node that may be those of functions: its operation, and some attributes."""
+    """Yield names in a node that may be functions: its operation, and some attributes."""
     yield node.op
     for value in node.attr.values():
         if value.HasField("func"):
@@ -135,7 +135,7 @@ def called_functions(node: NodeDef) -> Iterator[str]:
 
 
 def _recursive(calls: Mapping[str, set[str]]) -> set[str]:
-    """The functions that call themselves, directly or through others."""
+    """Return the functions that call themselves, directly or through others."""
     names = list(calls)
     index = {name: i for i, name in enumerate(names)}
     successors = [[index[callee] for callee in calls[name] if callee in index] for name in names]

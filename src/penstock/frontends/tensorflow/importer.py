@@ -1,16 +1,16 @@
-"""TensorFlow's GraphDefs to graphs.
+"""Convert TensorFlow's GraphDefs to graphs.
 
 A node becomes one node of the same name if an operation of ONNX or of the domain "tensorflow" has
-its meaning; where it takes several (``rules``), the final one has the name, and the others the name
+its meaning. If it takes several (``rules``), the final one has the name, and the others the name
 followed by ``#`` and a hint. A constant stays a node: it may wait for others, and so belong to a
 frame, and a run counts it. Values are named as in TensorFlow, ``node:output``, and
-``Model.aliases`` lets ``node`` stand for ``node:0``.
+``Model.aliases`` lets ``node`` mean ``node:0``.
 
 A node waits for the constants that were read at import time (axes, for instance) instead of reading
 them, so that the same nodes run as in TensorFlow, in the same frames.
 
-Calls of functions are replaced by their bodies (``rules_functions``), except for functions that
-call themselves. References to variables are handles: nodes that read the value of a variable get a
+Calls of functions are replaced by their bodies (``rules_functions``), except for recursive
+functions. References to variables are handles: nodes that read the value of a variable get a
 node that reads the handle.
 
 The file is not trusted. All violations of the format, or else all operations without a kernel, are
@@ -64,9 +64,9 @@ from penstock.ops.registry import TENSORFLOW, find, standard
 from penstock.ops.tensorflow.state import VARIABLES, Store
 
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
-# Characters of the names of a node's outputs, from which on those behind the first are shortened.
+# Characters of the names of a node's outputs, from which on those after the first are shortened.
 _MAX_NAMES = 2**16
-# Outputs of a node, from which on they count as nodes.
+# The number of outputs of a node from which on they count as nodes.
 _MANY_OUTPUTS = 256
 _NO_RESULTS = frozenset({"Const", *PLACEHOLDERS})
 
@@ -87,8 +87,8 @@ def load_graph_def(source: bytes | Path, limits: Limits = DEFAULT_LIMITS) -> Mod
 
 
 class Importer(ConversionContext):
-    """Imports one graph. ``tables`` has what tables hold, by default what the nodes themselves fill
-    them with."""
+    """Imports one graph. ``tables`` has the contents of tables, by default those with which the
+    nodes themselves fill them."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Importer(ConversionContext):
         self.functions: dict[str, Graph] = {}
 
     def model(self, path: Path | None) -> Model:
-        """The model whose entry is the whole graph, which ``path`` has."""
+        """Return the model whose entry is the whole graph of the file ``path``."""
         scope = self.main()
         graph = Graph(scope.inputs, _results(scope), scope.nodes, "main")
         self.diagnostics.raise_collected()
@@ -146,14 +146,14 @@ class Importer(ConversionContext):
         """Import the nodes of a graph or of the body of a function."""
         self.diagnostics.count_nodes(len(protos))
         importable = [proto for proto in with_checkpoints(protos) if self.declare(scope, proto)]
-        # Rules ask for the types and constants of inputs, which must have been converted.
+        # Rules read the types and constants of inputs, which must have been converted before.
         for proto in with_checkpoints(producers_first(importable)):
             self.convert(scope, proto)
         scope.connect()
 
     def declare(self, scope: GraphScope, proto: NodeDef) -> bool:
-        """Make the output values of a node, and return whether it can be imported. Nodes may come
-        in any order, so that outputs are needed before inputs are looked up."""
+        """Create the output values of a node, and return whether it can be imported. Nodes may be
+        in any order, so outputs are needed before inputs are looked up."""
         name, op = proto.name, proto.op
         origin = scope.origin(name)
         if not name or name in scope.declared or name in scope.arguments:
@@ -172,7 +172,7 @@ class Importer(ConversionContext):
         except (TensorError, ValueError, RecursionError) as error:
             self.diagnostics.problem(f"{origin} ({op}): {error}")
             return False
-        if len(outputs) > _MANY_OUTPUTS:  # one number in the file makes them
+        if len(outputs) > _MANY_OUTPUTS:  # a single number in the file creates them
             self.diagnostics.count_nodes(len(outputs))
         declared.values = []
         full_name = scope.full_name(name)
@@ -197,7 +197,7 @@ class Importer(ConversionContext):
         return True
 
     def attributes(self, proto: NodeDef, schema: TfSchema, scope: GraphScope) -> AttrDict:
-        """The attributes of a node, with defaults. Raises ``TensorError``."""
+        """Return the attributes of a node, with defaults. Raises ``TensorError``."""
         attrs = dict(schema.defaults)
         for key, encoded in proto.attr.items():
             if key.startswith("_"):  # hints for other runtimes, such as _output_shapes
@@ -208,7 +208,7 @@ class Importer(ConversionContext):
                     schema.attributes[key].check(value)
             except (TensorError, ValueError) as error:
                 raise TensorError(f"its attribute {key!r} {error}") from error
-            if value is not None or attrs.get(key) is None:  # no value stands for the default
+            if value is not None or attrs.get(key) is None:  # no value means the default
                 attrs[key] = value
         missing = [key for key in schema.required if attrs.get(key) is None]
         if missing:
@@ -216,7 +216,7 @@ class Importer(ConversionContext):
         return attrs
 
     def convert(self, scope: GraphScope, proto: NodeDef) -> None:
-        """Emit the nodes that one node becomes."""
+        """Emit the nodes into which one node is converted."""
         name, op = proto.name, proto.op
         origin = scope.origin(name)
         subject = f"{origin} ({op})"
@@ -236,7 +236,7 @@ class Importer(ConversionContext):
         for i, ((argument, dtype), reference) in enumerate(inputs):
             is_reference = reference.value in scope.references
             if is_reference and not argument.ref:
-                # It wants the value.
+                # The input reads the value of the variable.
                 conversion.inputs[i] = conversion.variable(conversion.inputs[i], None)
             elif argument.ref and not is_reference:
                 self.diagnostics.problem(f"{subject}: its input {i} must refer to a variable")
@@ -264,8 +264,8 @@ def _apply_rule(op: str, conversion: Conversion) -> None:
 def _inputs(
     scope: GraphScope, proto: NodeDef
 ) -> tuple[list[Reference | None], list[str], list[str]]:
-    """The values that a node reads, the NodeDefs that it waits for, and what is wrong with them.
-    ``None`` stands for a value of a node that could not be imported."""
+    """Return the values that a node reads, the NodeDefs that it waits for, and its faults. ``None``
+    stands for a value of a node that could not be imported."""
     data: list[Reference | None] = []
     controls: list[str] = []
     faults: list[str] = []
@@ -277,7 +277,7 @@ def _inputs(
             else:
                 controls.append(source)
             continue
-        # The format of GraphDefs has control inputs behind all others.
+        # In GraphDefs, control inputs follow all others.
         if controls:
             faults.append(f"reads {text!r} behind its control inputs, which come last")
         try:
@@ -288,7 +288,7 @@ def _inputs(
 
 
 def _dtype_fault(value: Value, dtype: str | None) -> str:
-    """The fault of an input of this element type; "" if nothing is known to be."""
+    """Return the fault of an input for this element type, or "" if none is known."""
     given, expected = value.type, declared_type(dtype)
     if not isinstance(given, TensorType) or not isinstance(expected, TensorType):
         return ""
@@ -297,13 +297,13 @@ def _dtype_fault(value: Value, dtype: str | None) -> str:
 
 
 def _results(scope: GraphScope) -> list[Value]:
-    """The outputs of a graph without signature: all values of nodes of which none is read."""
+    """Return the outputs of a graph without signature: values of nodes of which none is read."""
     results: list[Value] = []
     for name, declared in scope.declared.items():
         values = declared.values
         if values is None or name in scope.read or declared.proto.op in _NO_RESULTS:
             continue
-        # Handles and references are values of this process alone, which no caller could use.
+        # Handles and references have a meaning only in this process, so no caller could use them.
         if not any(value.type == ANY for value in values):
             results += [value for value in values if value.producer is not None]
     return results
@@ -311,25 +311,25 @@ def _results(scope: GraphScope) -> list[Value]:
 
 # Reads of TensorFlow 1's reference variables at the time when their value is used.
 #
-# What a reference variable is read as (``v/read``, an Identity) shares the variable's buffer, which
-# assignments write in place. So a node that runs after an assignment sees it, though the Identity
-# ran before, even outside of the loop that the node is in::
+# The value read from a reference variable (``v/read``, an Identity) shares the variable's buffer,
+# which assignments write in place. So a node that runs after an assignment sees it, even if the
+# Identity ran before, and even outside of the loop that contains the node::
 #
 #     v ──> read ──> Enter ──> Add      becomes      v ──> Enter ──> read ──> Add
 #                  AssignAdd ····^                       AssignAdd ···^
 #
-# Only nodes that depend on an assignment are changed: for others, TensorFlow leaves it open what
-# they see. Reshapes of what was read, which share the buffer too, and values that a loop carries
-# on, keep what was read.
+# Only nodes that depend on an assignment are changed: for others, TensorFlow does not define what
+# they see. Reshapes of the value, which share the buffer too, and values that a loop carries keep
+# what was read.
 
 
 _PASSING = frozenset({Role.ENTER, Role.SWITCH, Role.EXIT})
-"""the primitives that pass on what was read, as they do references"""
+"""the primitives that pass on the read value, as they do references"""
 
 
 def late_reads(nodes: Sequence[Node]) -> list[Node]:
-    """Let nodes that depend on an assignment read the variable themselves; return the nodes that
-    this adds to ``nodes``, those of a graph in any order."""
+    """Let nodes that depend on an assignment read the variable themselves. Return the nodes added
+    to ``nodes``, which are those of a graph in any order."""
     assignments: dict[Value, set[Node]] = defaultdict(set)
     for node in with_checkpoints(nodes):
         if not node.op.pure and "forwards handle" in node.op.traits:
@@ -338,7 +338,7 @@ def late_reads(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _variable(value: Value | None) -> Value:
-    """The output of the VariableV2 that a reference refers to, or another value that is none."""
+    """Return the output of the VariableV2 to which a reference refers, or the value itself."""
     seen = set()
     while value is not None and value not in seen:
         seen.add(value)
@@ -372,14 +372,14 @@ class _LateReads:
 
     @staticmethod
     def _before(node: Node, but: Value | None = None) -> Iterator[Node]:
-        """The nodes that ``node`` waits for, not counting for input ``but``."""
+        """Yield the nodes that ``node`` waits for, not counting those of input ``but``."""
         yield from node.control_inputs
         for value in node.inputs:
             if value is not None and value is not but and value.producer is not None:
                 yield value.producer
 
     def _seeing(self, variable: Value) -> set[Node]:
-        """The nodes that depend on an assignment to a variable whose shape stays."""
+        """Return the nodes that depend on an assignment to a variable of constant shape."""
         stack = list(self.assignments.get(variable, ()))
         if any(node.attrs.get("validate_shape") is False for node in stack):
             return set()  # a value of another shape has a buffer of its own
@@ -392,7 +392,7 @@ class _LateReads:
         return seen
 
     def _follow(self, read: Node) -> None:
-        """Let the nodes that see later assignments read what ``read`` has read."""
+        """Let nodes that see later assignments read the variable that ``read`` has read."""
         handle, value = read.inputs[0], read.outputs[0]
         if handle is None or value is None:
             return
@@ -410,7 +410,7 @@ class _LateReads:
                     self._pass_on(node, value)
 
     def _pass_on(self, node: Node, value: Value) -> None:
-        """Let the reference to what ``value`` was read from go the way of the value."""
+        """Pass the reference from which ``value`` was read along with the value."""
         handle = self.handles[value]
         if node.op.role is None:
             outputs: Sequence[Value | None] = [self._identity(handle, node)]
@@ -422,7 +422,7 @@ class _LateReads:
                 self.handles[old] = new
 
     def _identity(self, handle: Value, node: Node) -> Value:
-        """The handle as it is behind ``node``, which may wait for what decides whether it runs."""
+        """Return the handle as it is after ``node``, which may decide whether later nodes run."""
         if not node.control_inputs:
             return handle
         same = Value(f"{node.name}#handle", ANY)
@@ -436,7 +436,7 @@ class _LateReads:
         self.nodes.append(node.derived(inputs, outputs, op=op, name=name, control_inputs=before))
 
     def _read_late(self, node: Node, index: int, read: Node) -> None:
-        """Let ``node`` read the variable itself, after all else that it waits for."""
+        """Let ``node`` read the variable itself, after all other nodes that it waits for."""
         replaced, (was,) = node.inputs[index], read.outputs
         assert replaced is not None and was is not None
         value, name = Value(f"{node.name}#late_{index}", was.type), f"{node.name}#late_{index}"

@@ -17,7 +17,7 @@ from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.state import variable_of
 
-# Operations with the meaning of one of ONNX's, of the same name or that after "=", input for input.
+# Operations with the meaning of ONNX's operation of the same name, or after "=", input for input.
 _AS_IN_ONNX = """
     Abs AccumulateNV2=Sum Acos Acosh Add AddV2=Add Asin Asinh Atan Atanh BitwiseAnd
     BitwiseOr BitwiseXor Ceil Cos Cosh Cumprod=CumProd Cumsum=CumSum Einsum Elu Equal Erf Exp Floor
@@ -122,7 +122,7 @@ def placeholder(c: Conversion) -> None:
 _SCALAR_SHAPES_SINCE = 24  # the GraphDef version from which a Placeholder's shape () is a scalar's
 
 
-# Element by element.
+# Elementwise operations.
 
 
 @rule("Cast")
@@ -147,7 +147,7 @@ def relu6(c: Conversion) -> None:
 
 @rule("ClipByValue")
 def clip_by_value(c: Conversion) -> None:
-    # TensorFlow's bounds may be tensors, those of ONNX's Clip are scalars.
+    # TensorFlow's bounds may be tensors, but those of ONNX's Clip are scalars.
     low = c.emit("Max", c.inputs[:2])
     c.emit_final("Min", [low, c.inputs[2]])
 
@@ -167,7 +167,7 @@ def mod(c: Conversion) -> None:
 @rule("Div")
 def div(c: Conversion) -> None:
     dtype = c.dtype(0)
-    # Of an unknown type, TensorFlow's operation, which looks at the elements in the run.
+    # For an unknown type, use TensorFlow's operation, which examines the elements in the run.
     integers = dtype is None or dtype.kind in "iu"
     c.emit_final("Div", domain=TENSORFLOW if integers else "")
 
@@ -219,7 +219,7 @@ def variable(c: Conversion) -> None:
     if shape is not None:
         attrs["shape"] = listed(shape)
     try:
-        variable_of(attrs, c.name)  # executors that freeze the variable would not notice
+        variable_of(attrs, c.name)  # executors that freeze the variable would not notice it
     except ShapeError as error:
         raise NodeError(f"cannot be: {error}") from error
     name = "VarHandleOp" if c.op == "VarHandleOp" else "VariableV2"

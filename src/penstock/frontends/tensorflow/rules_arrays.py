@@ -1,7 +1,7 @@
 """Rules of reductions, and of operations on shapes and positions of elements.
 
-Axes that are attributes in ONNX must be constants, or there is an operation of the domain
-"tensorflow" that takes them as inputs.
+Axes that are attributes in ONNX must be constants, unless an operation of the domain "tensorflow"
+takes them as inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW, TFLITE
 
-# Operations whose second input ONNX takes as a vector of int64; the first six are reductions.
+# Operations whose second input ONNX takes as an int64 vector; the first six are reductions.
 _VECTOR_INPUT = {
     "Max": "ReduceMax",
     "Mean": "ReduceMean",
@@ -36,7 +36,7 @@ _VECTOR_INPUT = {
 def vector_input(c: Conversion) -> None:
     attrs = {}
     if "keep_dims" in c.attrs:
-        # TensorFlow reduces nothing along no axes, where ONNX by default reduces all.
+        # Without axes TensorFlow reduces nothing, but ONNX by default reduces all.
         attrs = {"keepdims": int(c.attrs["keep_dims"]), "noop_with_empty_axes": 1}
     c.emit_final(_VECTOR_INPUT[c.op], [c.inputs[0], c.vector(1)], attrs)
 
@@ -49,7 +49,7 @@ def arg(c: Conversion) -> None:
         c.emit_final(c.op, c.inputs[:1], attrs)
         return
     index = c.emit(c.op, c.inputs[:1], attrs)
-    # ONNX's ArgMax and ArgMin give int64 alone.
+    # ONNX's ArgMax and ArgMin only return int64.
     c.emit_final("Cast", [index], {"to": element_number(c.attrs["output_type"])})
 
 
@@ -60,7 +60,7 @@ def top_k(c: Conversion) -> None:
     values, indices = c.outputs
     raw = Value(f"{c.stem}#indices", indices.type)
     c.emit_final("TopK", [c.inputs[0], count], attrs, outputs=[values, raw])
-    # ONNX's TopK gives indices of int64 alone.
+    # ONNX's TopK only returns int64 indices.
     number = element_number(c.attrs.get("index_type", "int32"))
     c.emit_extra_output(indices, "Cast", [raw], {"to": number})
 
@@ -117,14 +117,14 @@ _COUNTED = "WithNumSegments"
 
 @rule(*(f"SparseSegment{name}{end}" for name in ("Sum", "Mean", "SqrtN") for end in ("", _COUNTED)))
 def sparse_segment(c: Conversion) -> None:
-    """Segments of rows that indices choose."""
+    """Segments of rows selected by indices."""
     data, indices, *rest = c.inputs
     rows = c.emit("GatherV2", [data, indices], {"batch_dims": 0}, domain=TENSORFLOW)
     attrs = {"reduction": c.op.removeprefix("SparseSegment").removesuffix(_COUNTED).lower()}
     c.emit_final("Segment", [rows, *rest], attrs, domain=TENSORFLOW)
 
 
-# Operations by tuples of indices, which ONNX counts from the end if they are negative.
+# Operations on tuples of indices; ONNX counts negative ones from the end.
 _BY_TUPLES: dict[str, tuple[str, dict[str, int | str]]] = {
     "GatherNd": ("GatherND", {"batch_dims": 0}),
     "TensorScatterAdd": ("ScatterND", {"reduction": "add"}),
@@ -133,8 +133,8 @@ _BY_TUPLES: dict[str, tuple[str, dict[str, int | str]]] = {
 
 
 def _check_policy(c: Conversion) -> None:
-    """Refuse a node that ignores indices which are out of bounds: they are errors here, as they
-    are by default on a CPU."""
+    """Refuse a node that ignores indices out of bounds: they are errors here, as by default on a
+    CPU."""
     policy = c.attrs.get("bad_indices_policy", "")
     if policy not in ("", "DEFAULT", "ERROR"):
         raise NodeError(f"has bad_indices_policy {policy!r}; only 'DEFAULT' and 'ERROR' are known")
@@ -170,7 +170,7 @@ def sparse_to_dense(c: Conversion) -> None:
 
 @rule("Empty")
 def empty(c: Conversion) -> None:
-    """Zeros, though TensorFlow leaves any elements without the attribute "init"."""
+    """Zeros, though TensorFlow leaves elements undefined without the attribute "init"."""
     dtype = find_dtype(c.attrs["dtype"])
     if dtype is None:
         raise InexpressibleError(f"no tensors of {c.attrs['dtype']} are available")
@@ -190,7 +190,7 @@ def ensure_shape(c: Conversion) -> None:
 
 @rule("Bitcast")
 def bitcast(c: Conversion) -> None:
-    """Elements of another size have one dim more or less."""
+    """Elements of another size add or remove a dim."""
     given, wanted = (find_dtype(c.attrs[name]) for name in ("T", "type"))
     if given is None or wanted is None:
         raise InexpressibleError(f"no view of {c.attrs['T']} as {c.attrs['type']} is available")
@@ -203,14 +203,14 @@ def bitcast(c: Conversion) -> None:
 
 @rule("MatrixDiagV2", "MatrixDiagPartV2", "MatrixSetDiagV2")
 def matrix_diag_v2(c: Conversion) -> None:
-    """Shorter diagonals stand at the left."""
+    """Shorter diagonals are aligned at the left."""
     name = c.op.replace("V2", "V3")
     c.emit_final(name, attrs={"align": "LEFT_LEFT"}, domain=TENSORFLOW)
 
 
 @rule("MatrixDiagPart", "MatrixSetDiag")
 def main_diagonal(c: Conversion) -> None:
-    # The first versions know the main diagonal alone, which is number 0 of the third.
+    # The first versions only have the main diagonal, which is number 0 of the third.
     inputs = [*c.inputs, c.constant(0, INT32)]
     if c.op == "MatrixDiagPart":
         inputs.append(c.like(0, c.inputs[0]))
@@ -220,7 +220,7 @@ def main_diagonal(c: Conversion) -> None:
 @rule("Squeeze")
 def squeeze(c: Conversion) -> None:
     axes = c.attrs["squeeze_dims"]
-    # An empty list stands for all dims of 1, for which ONNX leaves the axes out.
+    # An empty list means all dims of 1, for which ONNX omits the axes.
     c.emit_final("Squeeze", [c.inputs[0], c.constant(axes)] if axes else [c.inputs[0]])
 
 
@@ -253,7 +253,7 @@ def split(c: Conversion) -> None:
 
 @rule("Pad", "PadV2")
 def pad(c: Conversion) -> None:
-    # TensorFlow has a row for each axis, ONNX all beginnings before all ends.
+    # TensorFlow has a row for each axis; ONNX has all beginnings before all ends.
     inputs = [c.inputs[0], c.vector(1, transposed=True), *c.inputs[2:]]
     c.emit_final("Pad", inputs, {"mode": "constant"})
 

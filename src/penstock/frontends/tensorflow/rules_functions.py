@@ -1,12 +1,12 @@
 """Rules of operations that take functions: calls become bodies, functions become graphs.
 
-A call runs what it needs: the nodes that its results and its control outputs depend on; where the
-operation of a node is the function itself, all nodes. The body runs when all arguments are there
-and live, and none of its results is live before everything that has to run has run: to other nodes
-a call is one node. So each argument passes through an Identity, for which the nodes of the body
-wait that would otherwise wait for nothing, and so does each result.
+A call runs the nodes on which its results and control outputs depend, or all nodes if the node's
+operation is the function itself. The body runs when all arguments exist and are live, and no result
+is live before everything that must run has run: to other nodes a call is one node. So each argument
+passes through an Identity, for which nodes of the body wait that would otherwise wait for nothing,
+and so does each result.
 
-A function that calls itself, perhaps through others, stays a function: calls of it are ``Call``
+A function that calls itself, perhaps through others, remains a function: calls of it are ``Call``
 nodes.
 """
 
@@ -45,7 +45,7 @@ class FunctionBody:
 def remaining_function(
     context: ConversionContext, name: str, function: FunctionReference
 ) -> Graph | None:
-    """The graph of a function that stays a function; ``None`` if something is wrong with it."""
+    """Return the graph of a function that remains one; ``None`` if it is invalid."""
     schema = context.library.schema(function.name)
     if schema is None:
         return None
@@ -108,24 +108,24 @@ def _result(scope: GraphScope, name: str, source: str | None) -> Value:
 
 @dataclass(eq=False)
 class FunctionExpansion:
-    """Puts the bodies of functions in the place of one node. ``starts`` are nodes that run when all
-    arguments are there."""
+    """Replaces one node by the bodies of functions. ``starts`` are nodes that run when all
+    arguments exist."""
 
     c: Conversion
     starts: list[Node] = field(default_factory=list)
 
     def arguments(self, values: Sequence[Value]) -> list[Value]:
-        """Copies of the arguments, which exist when all arguments do."""
+        """Return copies of the arguments, which exist when all arguments do."""
         c = self.c
         copies = [c.emit("Identity", [value], type_=value.type) for value in values]
         self.starts = list(c.nodes)
-        # A body without arguments would run at once, before what the call waits for.
+        # A body without arguments would run at once, before the nodes that the call waits for.
         if not copies and c.controls:
             self.starts.append(c.append("NoOp", TENSORFLOW, [], [], None, f"{c.stem}#start"))
         return copies
 
     def functions(self, key: str) -> list[FunctionReference]:
-        """The functions that an attribute names. Raises ``NodeError``."""
+        """Return the functions that an attribute names. Raises ``NodeError``."""
         value = self.c.attrs.get(key)
         functions: list[Any] = value if isinstance(value, list) else [value]
         for function in functions:
@@ -143,7 +143,7 @@ class FunctionExpansion:
         anchors: Sequence[Node] = (),
         results: Sequence[Value] = (),
     ) -> FunctionBody:
-        """The body of a function, or a node that calls it, with results of the types of
+        """Return the body of a function, or a node that calls it, with results of the types of
         ``results``."""
         c = self.c
         library = c.context.library
@@ -158,7 +158,7 @@ class FunctionExpansion:
         return FunctionBody([node], outputs, [node])
 
     def graph(self, function: FunctionReference, arguments: Sequence[Value], hint: str) -> Graph:
-        """The body as a graph without inputs of its own."""
+        """Return the body as a graph without inputs of its own."""
         body = self.body(function, arguments, hint, results=self.c.outputs)
         if len(body.results) != len(self.c.outputs):
             raise NodeError(
@@ -168,7 +168,7 @@ class FunctionExpansion:
         return body.graph(f"{self.c.stem}/{hint}")
 
     def finish(self, results: Sequence[Value], controls: Sequence[Node]) -> None:
-        """Emit the call's own node, which gives the results when everything has run."""
+        """Emit the call's own node, which returns the results when everything has run."""
         c = self.c
         if len(results) != len(c.outputs):
             raise NodeError(f"has {len(c.outputs)} outputs, but its function gives {len(results)}")
@@ -190,14 +190,14 @@ def _node(
     attrs: Attrs | None,
     name: str,
 ) -> Node:
-    """A node of TensorFlow inside a graph of the converted node; it is not emitted."""
+    """Return a node of TensorFlow inside a graph of the converted node, without emitting it."""
     operation = standard(op, TENSORFLOW)
     return Node(operation, inputs, outputs, attrs, name=name, device=c.device, origin=c.origin)
 
 
 @rule("PartitionedCall", "StatefulPartitionedCall")
 def call(c: Conversion) -> None:
-    """These, or a node whose operation is a function of the library: then all of its nodes run."""
+    """A call, or a node whose operation is a function of the library: then all its nodes run."""
     expansion = FunctionExpansion(c)
     direct = c.op in c.context.library.functions
     function = FunctionReference(c.op, c.attrs) if direct else expansion.functions("f")[0]
@@ -235,7 +235,7 @@ def case(c: Conversion) -> None:
     branch = c.emit("BranchIndex", [index], attrs, domain=TENSORFLOW, type_=TensorType(INT32, ()))
     if len(graphs) == 1:
         c.scope.nodes += graphs[0].nodes
-        # BranchIndex checks the index's type, and has to run though nothing reads it.
+        # BranchIndex checks the index's type, and must run even if nothing reads it.
         expansion.starts = [c.nodes[-1]]
         expansion.finish(graphs[0].outputs, graphs[0].targets)
         return
@@ -285,7 +285,7 @@ _TRUTH = TensorType(BOOL, ())
 
 
 def _condition(body: FunctionBody) -> Value:
-    """The result of a condition. Raises ``NodeError``."""
+    """Return the result of a condition. Raises ``NodeError``."""
     if len(body.results) != 1:
         raise NodeError(f"has a condition that gives {len(body.results)} values instead of one")
     return body.results[0]

@@ -1,7 +1,7 @@
 """Rules of operations on images: convolution, pooling, normalization, resizing, selection of boxes.
 
-ONNX has channels first. Where TensorFlow has them last, the node is put between two Transposes,
-which are views and cost nothing.
+ONNX has channels first. If TensorFlow has them last, the node is put between two Transposes, which
+are views and cost nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ImageFormat:
         self.axes = range(1, spatial + 1) if self.channels_last else range(2, spatial + 2)
 
     def spatial_entries(self, name: str) -> list[int]:
-        """The entries for spatial dims of an attribute with an entry for each dim."""
+        """Return the entries for spatial dims of an attribute with an entry for each dim."""
         entries = self.c.attrs.get(name)
         if not isinstance(entries, list) or len(entries) != self.rank:
             raise NodeError(f"has {name} {entries!r}, which is not an entry for each dim")
@@ -42,7 +42,7 @@ class ImageFormat:
         return [int(entries[i]) for i in self.axes]
 
     def padding(self) -> AttrDict:
-        """ONNX's attributes for the padding."""
+        """Return ONNX's attributes for the padding."""
         padding = self.c.attrs.get("padding")
         if padding == "EXPLICIT":
             paddings = self.c.attrs.get("explicit_paddings") or []
@@ -63,19 +63,19 @@ class ImageFormat:
         return [0, self.rank - 1, *self.axes] if self.channels_last else list(range(self.rank))
 
     def channels_first(self, value: Value) -> Value:
-        """``value`` with its channels first."""
+        """Return ``value`` with its channels first."""
         if not self.channels_last:
             return value
         return self.c.emit("Transpose", [value], {"perm": self.channels_first_order()})
 
     def channels_last_of(self, value: Value) -> Value:
-        """``value`` with its channels last."""
+        """Return ``value`` with its channels last."""
         if self.channels_last:
             return value
         return self.c.emit("Transpose", [value], {"perm": [0, *range(2, self.rank), 1]})
 
     def emit_final_channels_last(self, op: str, inputs: Sequence[Value], attrs: Attrs) -> None:
-        """Emit an operation of TensorFlow's with channels last, for the node's only output."""
+        """Emit an operation of TensorFlow with channels last, for the node's only output."""
         if self.channels_last:
             self.c.emit_final(op, inputs, attrs, domain=TENSORFLOW)
             return
@@ -105,7 +105,7 @@ def conv(c: Conversion) -> None:
 
 
 def _groups(c: Conversion, image_format: ImageFormat, image: Shape | None) -> int:
-    """Channels of the image by those of the filter, if both can be inferred; else 1."""
+    """Return the image's channels divided by the filter's, or 1 if they cannot be inferred."""
     filters = c.shape(1)
     if image is None or filters is None or len(image) != image_format.rank:
         return 1
@@ -127,7 +127,7 @@ def depthwise(c: Conversion) -> None:
 
 
 def _depthwise_weights(c: Conversion) -> tuple[Value, int]:
-    """A filter [H, W, C, M] as weights [C * M, 1, H, W] of C groups, and C."""
+    """Return a filter [H, W, C, M] as weights [C * M, 1, H, W] of C groups, and C."""
     shape = c.static_shape(1, "the filter")
     if len(shape) != 4:
         raise NodeError(f"has a filter of shape {shape}, which must have four dims")
@@ -217,7 +217,7 @@ def max_pool_v2(c: Conversion) -> None:
 def pool_gradient(c: Conversion) -> None:
     image_format = ImageFormat(c, 3 if "3D" in c.op else 2)
     *first, dy = c.inputs
-    if c.op.startswith("Avg"):  # the size of the image, with its dims in the order of the image's
+    if c.op.startswith("Avg"):  # the size of the image, with its dims in the image's own order
         order = [0, *image_format.axes, image_format.rank - 1 if image_format.channels_last else 1]
         attrs = {"batch_dims": 0}
         first = [c.emit("GatherV2", [*first, c.constant(order)], attrs, domain=TENSORFLOW)]
@@ -248,7 +248,7 @@ def batch_norm(c: Conversion) -> None:
     image_format = ImageFormat(c, 3 if data_format in ("NDHWC", "NCDHW") else 2)
     inputs = [image_format.channels_first(x), *statistics]
     image_format.emit_final("BatchNormalization", inputs, attrs)
-    # Outputs for a gradient: the mean and the variance as they were given.
+    # Outputs for a gradient: the given mean and variance.
     for output, value in zip(c.outputs[1:5], 2 * statistics[2:], strict=True):
         c.emit_extra_output(output, "Identity", [value])
     if len(c.outputs) > 5:

@@ -1,7 +1,7 @@
 """Rules of operations on text, and of tables.
 
-A table is a constant: what fills it is known when the model is read (``tables``). Nodes that look
-something up get its keys and values; nodes that fill it do nothing.
+A table is a constant, since the nodes that fill it are evaluated when the model is read
+(``tables``). Lookup nodes get its keys and values; nodes that fill it do nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.ops.registry import TENSORFLOW, TFLITE
 
 
 def _text(c: Conversion, index: int) -> str | None:
-    """Input ``index`` if it is a constant string."""
+    """Return input ``index`` if it is a constant string, else None."""
     array = c.input_constant(index)
     return None if array is None or array.dtype != STRING or array.ndim else str(array.item())
 
@@ -49,7 +49,7 @@ def regex_full_match(c: Conversion) -> None:
 
 @rule("HashTableV2")
 def hash_table(c: Conversion) -> None:
-    """The handle, which is not looked at, is the name of the table."""
+    """The handle, whose contents are never read, is the name of the table."""
     name = np.array(c.attrs["shared_name"] or c.own_name, STRING)
     c.emit_final("Const", [], {"value": name}, domain=TENSORFLOW)
 

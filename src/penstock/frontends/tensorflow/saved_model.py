@@ -1,10 +1,10 @@
 """SavedModels: folders with graphs, their signatures, and the values of their variables.
 
 Each signature becomes a graph of the model, with the signature's own names for inputs and outputs;
-the entry is the one asked for, "serving_default", or else the first. A signature that needs an
-operation without a kernel is left out, unless it is the entry, and noted in the metadata. Variables
-that no signature assigns to are constants. The graph itself names the tensor of the checkpoint for
-each variable, where it restores them; for others the objects that the model was saved from do.
+the entry is the requested one, "serving_default", or else the first. A signature that needs an
+operation without a kernel is left out, unless it is the entry, and recorded in the metadata.
+Variables that no signature assigns to are constants. The graph itself names the checkpoint's tensor
+for each variable that it restores; for others, the objects that the model was saved from do.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def load_saved_model(
     map_weights: bool = False,
     signature: str | None = None,
 ) -> Model:
-    """Read a SavedModel, with a graph for each signature: of its graphs the one with the tag
-    "serve", or else the first. ``signature`` is the entry, if there is one of that name.
+    """Read a SavedModel, with a graph for each signature, from the graph with the tag "serve" or
+    else the first. ``signature`` is the entry, if there is one of that name.
 
     Raises ``InvalidModel`` for violations of the format or of ``limits``, ``Unsupported`` for
     operations without a kernel. Variables are read, or mapped into memory if ``map_weights``.
@@ -101,7 +101,7 @@ class _Reader:
         changes = any(_assigns(part, self.library.functions) for part in parts.values())
         initial = {self.shared_name(name): value for name, value in values.items()}
         store = Store(initial, constant=not changes)
-        # Constants fold, but an assignment must be seen by later runs.
+        # Constants are folded, but later runs must see an assignment.
         frozen = {} if changes else values
         graphs: dict[str, Graph] = {}
         functions: dict[str, Graph] = {}
@@ -143,8 +143,8 @@ class _Reader:
     # Signatures.
 
     def parts(self, signatures: Mapping[str, SignatureDef]) -> dict[str, list[NodeDef]]:
-        """The nodes that each signature needs. Raises ``InvalidModel`` where they are many times
-        the nodes of the file: each signature has a graph of its own."""
+        """Return the nodes that each signature needs. Raises ``InvalidModel`` if they are many
+        times the nodes of the file, since each signature has a graph of its own."""
         parts: dict[str, list[NodeDef]] = {}
         most = _FREE_NODES + _MAX_USES * len(self.nodes)
         for name in sorted(signatures):
@@ -158,7 +158,7 @@ class _Reader:
         return parts
 
     def part(self, name: str, signature: SignatureDef) -> list[NodeDef]:
-        """The nodes that a signature needs. The nodes that it feeds become placeholders."""
+        """Return the nodes that a signature needs. Nodes that it feeds become placeholders."""
         fed = {node_of(info.name): info for info in signature.inputs.values()}
         needed: set[str] = set(fed)
         part = [self.placeholder(node, info, name) for node, info in fed.items()]
@@ -167,7 +167,7 @@ class _Reader:
             node = stack.pop()
             if node not in needed:
                 needed.add(node)
-                if node in self.nodes:  # else the importer reports the nodes that read it
+                if node in self.nodes:  # otherwise the importer reports the nodes that read it
                     stack += [node_of(text.removeprefix("^")) for text in self.nodes[node].input]
         part += [node for name, node in self.nodes.items() if name in needed and name not in fed]
         return part
@@ -189,7 +189,7 @@ class _Reader:
     def graph(
         self, importer: Importer, name: str, signature: SignatureDef, aliases: dict[str, str]
     ) -> Graph:
-        """The graph of a signature. Adds TensorFlow's own names of its values to ``aliases``."""
+        """Return the graph of a signature. Add TensorFlow's names of its values to ``aliases``."""
         scope = importer.main()
         importer.diagnostics.raise_collected()
         inputs, outputs = [], []
@@ -214,7 +214,7 @@ class _Reader:
         return Graph(inputs, outputs, scope.nodes, name)
 
     def value(self, scope: GraphScope, info: TensorInfo, where: str) -> Value:
-        """The value that a signature names. Raises ``InvalidModel``."""
+        """Return the value that a signature names. Raises ``InvalidModel``."""
         try:
             reference = scope.find(info.name) if info.WhichOneof("encoding") == "name" else None
         except KeyError as error:
@@ -229,7 +229,7 @@ class _Reader:
     # Tables.
 
     def tables(self) -> Tables:
-        """The tables, which nodes fill that no signature needs. Raises ``InvalidModel``."""
+        """The tables, filled by nodes that no signature needs. Raises ``InvalidModel``."""
         files = {
             node_of(file.tensor_info.name): file.filename for file in self.proto.asset_file_def
         }
@@ -240,7 +240,7 @@ class _Reader:
         return table_contents(self.nodes.values(), self.library, self.folder.name, asset)
 
     def asset(self, name: str) -> bytes:
-        """The content of a file in the folder of assets. Raises ``InvalidModel``."""
+        """Return the content of a file in the folder of assets. Raises ``InvalidModel``."""
         location = f"assets/{name}"
         with open_part(self.folder, location) as file:
             size = os.fstat(file.fileno()).st_size
@@ -251,8 +251,8 @@ class _Reader:
     # Variables.
 
     def values(self) -> dict[str, np.ndarray]:
-        """The values of variables in the checkpoint, by the names of the nodes that make their
-        handles. Raises ``InvalidModel``."""
+        """Return the values of variables in the checkpoint, by the names of the nodes that create
+        their handles. Raises ``InvalidModel``."""
         prefix = "variables/variables"
         if not os.path.lexists(self.folder / f"{prefix}.index"):
             return {}
@@ -261,11 +261,11 @@ class _Reader:
         bundle = Bundle(self.folder, prefix, self.limits, self.map_weights)
         keys = dict(self.restored())
         for name, key in self.captured(bundle.entries):
-            keys.setdefault(name, key)  # the graph's own restoring nodes are right where both say
+            keys.setdefault(name, key)  # if both give a key, the graph's restoring nodes are right
         return {name: bundle.read(key) for name, key in keys.items()}
 
     def restored(self) -> Iterator[tuple[str, str]]:
-        """Variables, by node, and the keys that they are restored from."""
+        """Yield variables, by node, and the keys from which they are restored."""
         yield from self.assigned(self.folder.name, self.nodes, {})
         restore = self.nodes.get(node_of(self.proto.saver_def.restore_op_name))
         if restore is None or "f" not in restore.attr:
@@ -280,8 +280,8 @@ class _Reader:
         yield from self.assigned(where, nodes, arguments)
 
     def captured(self, entries: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Variables, by node, that functions capture, and their keys among the ``entries`` of the
-        checkpoint."""
+        """Yield variables, by node, that functions capture, and their keys among the ``entries`` of
+        the checkpoint."""
         objects = ObjectGraph(self.proto.object_graph_def)
         most = max(map(len, entries), default=0)
         for text, number in dict(objects.captured(self.nodes.values())).items():
@@ -293,7 +293,7 @@ class _Reader:
     def assigned(
         self, where: str, nodes: Mapping[str, NodeDef], arguments: Mapping[str, str]
     ) -> Iterator[tuple[str, str]]:
-        """Variables and keys where ``nodes`` (of ``where``) assign a restored tensor to
+        """Yield variables and keys where ``nodes`` (of ``where``) assign a restored tensor to
         a variable."""
         for node in nodes.values():
             if node.op not in _ASSIGN or len(node.input) < 2:
@@ -316,14 +316,14 @@ class _Reader:
                 yield variable.name, str(names.flat[index])
 
     def shared_name(self, name: str) -> str:
-        """The name of a node's variable in the store."""
+        """Return the name of a node's variable in the store."""
         attrs = self.nodes[name].attr
         names = {key: decode_text(attrs[key].s) for key in _NAMES if key in attrs}
         return variable_name(names, name)
 
 
 def _source(name: str, nodes: Mapping[str, NodeDef]) -> tuple[str, int]:
-    """The node that makes a tensor, behind Identity nodes, and the index of its output."""
+    """Return the node that produces a tensor, before Identity nodes, and its output's index."""
     for _ in range(16):
         name, *rest = name.split(":")
         node = nodes.get(name)
@@ -335,7 +335,7 @@ def _source(name: str, nodes: Mapping[str, NodeDef]) -> tuple[str, int]:
 
 
 def _named(value: Value, key: str, scope: GraphScope) -> Value:
-    """A copy of ``value`` with the name that a signature gives it."""
+    """Return a copy of ``value`` with the name that a signature gives it."""
     output = Value(key, value.type)
     origin = f"output {key!r} of {scope.where}"
     name = f"{key}#output"
@@ -359,37 +359,37 @@ def _assigns(part: Sequence[NodeDef], library: Mapping[str, FunctionDef]) -> boo
 
 
 def _listed(graph: Graph) -> str:
-    """The name of a signature with those of its inputs and outputs."""
+    """Return the name of a signature with those of its inputs and outputs."""
     sides = (shortened(", ".join(v.name for v in side)) for side in (graph.inputs, graph.outputs))
     return f"{shortened(repr(graph.name))} {' -> '.join(f'({side})' for side in sides)}"
 
 
 # The objects that a SavedModel was saved from, and the keys of their variables in the checkpoint.
 #
-# A SavedModel holds the tree of Python objects that it was saved from, next to the graph. A
-# function that captures variables takes their handles behind its arguments, and names the objects
-# that they belong to; the key of a variable in the checkpoint is the path to its object. This tells
-# where the values of variables are that no node of the graph restores: TensorFlow saves some twice,
-# such as those of Keras layers inside of a ``tf.Module``, and restores only the copies by nodes.
+# A SavedModel contains, beside the graph, the tree of Python objects from which it was saved. A
+# function that captures variables takes their handles after its arguments, and names the objects to
+# which they belong; the key of a variable in the checkpoint is the path to its object. This locates
+# values of variables that no node of the graph restores: TensorFlow saves some twice, such as those
+# of Keras layers inside a ``tf.Module``, and restores only the copies by nodes.
 
 
 # Escapes in checkpoints for characters of a name that are special in a key.
 _ESCAPED = str.maketrans({".": "..", "/": ".S"})
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
-# Objects that one key leads through at most, so that a file cannot ask for long keys without end.
+# The most objects in one key, so that a file cannot request keys of unlimited length.
 _MAX_DEPTH = 100
 
 
 class ObjectGraph:
-    """The objects of a SavedModel by number, as ``proto`` has them."""
+    """The objects of a SavedModel by number, as in ``proto``."""
 
     def __init__(self, proto: SavedObjectGraph) -> None:
         self._proto = proto
         self._parents = _parents(proto)
 
     def captured(self, nodes: Iterable[NodeDef]) -> Iterator[tuple[str, int]]:
-        """The inputs of ``nodes`` that are captured by the functions which they call: names of
-        inputs, each with the number of its object."""
+        """Yield the inputs of ``nodes`` that their functions capture: names of inputs, each with
+        the number of its object."""
         for node in nodes:
             called = node.attr["f"].func.name if "f" in node.attr else ""
             if called in self._proto.concrete_functions:
@@ -399,8 +399,8 @@ class ObjectGraph:
                 yield from zip(reversed(inputs), reversed(bound), strict=False)
 
     def key(self, number: int, most: int) -> str:
-        """The key of an object's value in a checkpoint, whose keys have up to ``most`` characters;
-        "" if it can be none of these."""
+        """Return the key of an object's value in a checkpoint whose keys have up to ``most``
+        characters; "" if it cannot be one of these."""
         names: list[str] = []
         while number in self._parents and len(names) < _MAX_DEPTH and most >= 0:
             number, name = self._parents[number]
@@ -410,8 +410,8 @@ class ObjectGraph:
 
 
 def _parents(proto: SavedObjectGraph) -> dict[int, tuple[int, str]]:
-    """For each object but the first the one that it is reached from in the fewest steps, and under
-    which name."""
+    """Return for each object except the first the object from which it is reached in the fewest
+    steps, and under which name."""
     parents: dict[int, tuple[int, str]] = {}
     reached = deque([0] if proto.nodes else [])
     while reached:

@@ -1,6 +1,6 @@
 """Schemas of TensorFlow's operations: inputs, outputs and attributes, with their types.
 
-``operations.txt`` lists them, and says how to read a line.
+``operations.txt`` lists them, and explains the format of its lines.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Argument:
     ref: bool = False
 
     def times(self, attrs: Attrs) -> int:
-        """The number of values. Raises ``ValueError`` if the attributes do not define it."""
+        """Return the number of values. ``ValueError``: the attributes do not define it."""
         if not self.count:
             return 1
         count = attrs.get(self.count)
@@ -42,7 +42,7 @@ class Argument:
         )
 
     def types(self, attrs: Attrs) -> Sequence[str | None]:
-        """The name of the element type of each value; ``None`` if it is unknown."""
+        """Return the element type's name of each value; ``None`` if it is unknown."""
         count = self.times(attrs)
         names = attrs.get(self.count) if self.count else None
         if isinstance(names, list):
@@ -50,7 +50,7 @@ class Argument:
         return [self.type_name(attrs)] * count
 
     def type_name(self, attrs: Attrs) -> str | None:
-        """The name of the element type of each value that does not come from a list."""
+        """Return the element type's name of each value, if it does not come from a list."""
         dtype = attrs.get(self.type, self.type if self.type in TYPE_NAMES else None)
         return dtype if isinstance(dtype, str) else None
 
@@ -58,17 +58,17 @@ class Argument:
 @dataclass(frozen=True, slots=True)
 class AttributeType:
     """The values of an attribute: of Python's ``types``, as ``tensors`` decodes them, or a list of
-    these; ``allowed`` has the values that there may be, if not all."""
+    these; ``allowed`` has the permitted values, if not all are."""
 
     types: tuple[type, ...]
     is_list: bool = False
     allowed: frozenset[str] = frozenset()
 
     def check(self, value: Any) -> None:
-        """Raise ``ValueError`` unless the attribute can be ``value``."""
+        """Raise ``ValueError`` unless the attribute may have this value."""
         is_list = type(value) is list
         for element in value if is_list else (value,):
-            # Not by isinstance: True is an int in Python.
+            # Not isinstance, since True is an int in Python.
             if type(element) not in self.types or is_list is not self.is_list:
                 raise ValueError(f"is {value!r:.100}, of another type")
             if self.allowed and element not in self.allowed:
@@ -88,12 +88,12 @@ class TfSchema:
 
     @cached_property
     def required(self) -> Sequence[str]:
-        """The attributes without default that say how many values there are, and of what type."""
+        """The attributes without default that determine the number and types of values."""
         named = {name for x in (*self.inputs, *self.outputs) for name in (x.count, x.type)}
         return sorted(named & self.attributes.keys() - self.defaults.keys())
 
     def inputs_of(self, attrs: Attrs) -> list[tuple[Argument, str | None]]:
-        """The argument and the element type of each input of a node with these attributes."""
+        """Return the argument and element type of each input of a node with these attributes."""
         return [(argument, dtype) for argument, _, dtype in _values(self.inputs, attrs)]
 
     def outputs_of(self, attrs: Attrs) -> Iterator[tuple[Argument, int, str | None]]:
@@ -127,7 +127,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 
 @cache
 def schemas() -> Mapping[str, TfSchema]:
-    """All operations by name."""
+    """Return all operations by name."""
     text = Path(__file__).with_name("operations.txt").read_text("ascii")
     lines = [line for line in text.splitlines() if line and line[0] != "#"]
     sets = dict(line.split(" = ") for line in lines if line[0] == "$")
@@ -150,7 +150,7 @@ def _schema(line: str, sets: Mapping[str, str]) -> tuple[str, TfSchema]:
 
 
 def type_of_attribute(kind: str, sets: Mapping[str, str]) -> AttributeType:
-    """The values that an attribute of this kind, as ``operations.txt`` has it, may have."""
+    """Return the values of an attribute of this kind, in the notation of ``operations.txt``."""
     is_list = kind.startswith("list(")
     element = kind[5:-1] if is_list else kind
     if element in _KINDS:

@@ -1,4 +1,4 @@
-"""A graph, or one use of a function's body, while it is imported: what its names stand for."""
+"""A graph, or one use of a function's body, while it is imported: the meaning of its names."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from penstock.ir.op import AttrDict
 from penstock.ops.registry import standard
 from penstock.ops.tensorflow.state import Store
 
-# Identities between a constant and a node that reads it.
+# The most Identity nodes between a constant and a node that reads it.
 _MAX_IDENTITIES = 8
 _IDENTITIES = frozenset({"Identity", "StopGradient", "Snapshot"})
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A value that a node reads, and the NodeDef that makes it ("" for an argument)."""
+    """A value that a node reads, and the NodeDef that produces it ("" for an argument)."""
 
     value: Value
     source: str
@@ -50,7 +50,7 @@ class DeclaredNode:
 
 @dataclass(slots=True, eq=False)
 class GraphScope:
-    """The names of a graph or of one use of a function's body, and the nodes made for it.
+    """The names of a graph or of one use of a function's body, and the nodes created for it.
 
     ``bound`` are the attributes of a function, ``arguments`` the values of its arguments.
     ``anchors`` are nodes for which nodes without inputs wait, so that they run if and only if the
@@ -76,12 +76,12 @@ class GraphScope:
     waiting: list[tuple[Node, Sequence[str]]] = field(default_factory=list, init=False)
 
     def full_name(self, name: str) -> str:
-        """The name in the model of a NodeDef; a long one is shortened in functions, whose bodies
-        are used many times."""
+        """Return the name in the model of a NodeDef; a long one is shortened in functions, whose
+        bodies are used many times."""
         return short_name(self.prefix + name) if self.prefix else name
 
     def origin(self, name: str) -> str:
-        """The name of a NodeDef in messages."""
+        """Return the name of a NodeDef for messages."""
         return f"{shortened(self.prefix + name)} in {self.where}"
 
     def find(self, text: str) -> Reference | None:
@@ -108,8 +108,8 @@ class GraphScope:
         return Reference(declared.values[index], name)
 
     def constant(self, source: str) -> np.ndarray | None:
-        """The value of a Const, or of identities of one. The nodes need not be converted yet.
-        Raises ``TensorError``."""
+        """Return the value of a Const, or of Identity nodes of one. The nodes need not be
+        converted yet. Raises ``TensorError``."""
         for _ in range(_MAX_IDENTITIES):
             declared = self.declared.get(source)
             if declared is None:
@@ -126,8 +126,8 @@ class GraphScope:
         return None
 
     def connect(self) -> None:
-        """Add control inputs by name, after all nodes have been made. Arguments of a function exist
-        from the start: no node can wait for one."""
+        """Add control inputs by name, after all nodes have been created. Arguments of a function
+        exist from the start: no node can wait for one."""
         for node, names in self.waiting:
             nodes = (
                 name for name in names if name in self.final_nodes or name in self.placeholders
@@ -138,7 +138,7 @@ class GraphScope:
         self.waiting.clear()
 
     def _final_node(self, name: str) -> Node:
-        """The node of that name. Waiting for a placeholder means reading it: it must be fed."""
+        """Return the node of that name. A node that waits for a placeholder reads it instead."""
         if name not in self.final_nodes:
             op, value = standard("Identity"), self.placeholders[name]
             output = Value(f"{value.name}#fed", value.type)
@@ -150,15 +150,15 @@ class GraphScope:
 
 
 def unique_prefixes(names: Iterable[str]) -> UniqueNames:
-    """Prefixes of names, ``folder/``, that no name in the file begins with: ``name/``, or
-    ``name/~1/``, ``name/~2/``, ... if it is taken."""
+    """Return a source of name prefixes, ``folder/``, that no name in the file begins with:
+    ``name/``, or ``name/~1/``, ``name/~2/``, ... if it is taken."""
     folders = (name[: i + 1] for name in names for i, char in enumerate(name) if char == "/")
     return UniqueNames(lambda: folders, "{}/", "{}/~{}/")
 
 
 def producers_first(protos: Sequence[NodeDef]) -> list[NodeDef]:
-    """Order nodes after those that they read and wait for, otherwise as they stand. In a loop the
-    order is arbitrary."""
+    """Sort nodes after those that they read and wait for, otherwise in the given order. In a loop
+    the order is arbitrary."""
     by_name = {proto.name: proto for proto in protos}
     ordered: list[NodeDef] = []
     seen: set[str] = set()
@@ -192,7 +192,7 @@ class VariableFacts:
     """Facts about variables by handle, or by Identity of a handle.
 
     ``store`` holds the variables of a session. ``frozen`` has the values of those that nothing
-    assigns to, by the name of the node that makes the handle: they are constants.
+    assigns to, by the name of the node that creates the handle: they are constants.
     """
 
     def __init__(self, store: Store, frozen: Mapping[str, np.ndarray]) -> None:
@@ -202,8 +202,8 @@ class VariableFacts:
         self._types: dict[Value, TensorType] = {}
 
     def declare(self, node: str, handle: Value, type_: Type) -> None:
-        """Note the first output of ``node``. ``type_`` is that of the variable if it makes one,
-        else ``ANY``. Raises ``ValueError`` if the saved value has another."""
+        """Record the first output of ``node``. ``type_`` is the variable's type if the node creates
+        a handle, else ``ANY``. Raises ``ValueError`` if the saved value has another type."""
         if isinstance(type_, TensorType):
             self._types[handle] = type_
         value = self._frozen_by_node.get(node)
@@ -213,11 +213,11 @@ class VariableFacts:
                 raise ValueError(f"it is {type_}, but {type_of(value)} in the checkpoint")
 
     def constant(self, handle: Value) -> np.ndarray | None:
-        """The value of a variable that nothing assigns to."""
+        """Return the value of a variable that nothing assigns to, else None."""
         return self._frozen.get(source_of(handle))
 
     def read_attrs(self, handle: Value, dtype: str | None) -> tuple[AttrDict, Type]:
-        """The attributes of a node that reads a variable, and the type of its output."""
+        """Return the attributes of a node that reads a variable, and its output's type."""
         type_ = self._types.get(source_of(handle))
         attrs: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
         if type_ is None:

@@ -1,8 +1,8 @@
-"""Tables of a model, and their contents: keys and values with which its nodes fill them.
+"""Tables of a model and their contents: keys and values from the nodes that fill them.
 
 A table is filled once, by nodes that TensorFlow runs before any other: those of the initializer of
-a SavedModel, or of a frozen graph. They are found wherever they are, in the graph or in a function
-that it calls, and their inputs must be constants, or lines of a file among the model's assets.
+a SavedModel, or of a frozen graph. They are found anywhere in the graph or in functions that it
+calls. Their inputs must be constants, or lines of a file among the model's assets.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _MOST_IDENTITIES = 16
 _WHOLE_LINE, _LINE_NUMBER = -2, -1
 
 Contents = tuple[np.ndarray, np.ndarray]
-"""keys, each once, and their values"""
+"""keys without repetition, and their values"""
 
 
 class Source(NamedTuple):
-    """A node that gives a value, and the graph or function that it is in."""
+    """A node that produces a value, and the graph or function that contains it."""
 
     where: str
     node: NodeDef
 
 
 class Tables:
-    """The contents of tables by the name of the node that makes their handle; None where they are
-    not known. ``declare`` notes the handles."""
+    """The contents of tables by the name of the node that creates their handle; None where they are
+    not known. ``declare`` records the handles."""
 
     def __init__(self, contents: Mapping[str, Contents | None]) -> None:
         self._by_node = contents
@@ -55,7 +55,7 @@ class Tables:
         self._names[handle] = node
 
     def contents(self, handle: Value) -> Contents | None:
-        """The contents of the table that this is a handle of, or a copy by Identity nodes."""
+        """Return the contents of the table of a handle, or of a copy of it by Identity nodes."""
         return self._by_node.get(self._names.get(source_of(handle), ""))
 
 
@@ -65,8 +65,8 @@ def table_contents(
     where: str,
     asset: Callable[[str], bytes | None] = lambda node: None,
 ) -> Tables:
-    """The tables of a graph and the functions that it calls. ``asset`` gives the content of the
-    file whose path a constant of this name stands for. Raises ``InvalidModel``."""
+    """Return the tables of a graph and of the functions that it calls. ``asset`` returns the file
+    whose path is the constant of a given name. Raises ``InvalidModel``."""
     top = {node.name: node for node in nodes}
     contents: dict[str, Contents | None] = {
         node.name: None for node in top.values() if node.op in TABLES
@@ -119,34 +119,34 @@ def table_contents(
 
 
 def node_of(name: str) -> str:
-    """The node that makes the tensor of this name."""
+    """Return the node that produces the tensor of this name."""
     return name.split(":")[0]
 
 
 def _filling_functions(library: FunctionLibrary) -> set[str]:
-    """Functions that fill tables, or call one that does."""
+    """Return the functions that fill tables, or call one that does."""
     callers: dict[str, list[str]] = {}
-    found = []
+    pending = []
     for name, function in library.functions.items():
         for node in function.node_def:
             if node.op in FILLING:
-                found.append(name)
+                pending.append(name)
             for callee in called_functions(node):
                 callers.setdefault(callee, []).append(name)
     filling: set[str] = set()
-    # A table that a recursive function fills could not be followed to an end.
-    while found:
-        name = found.pop()
+    # A table that a recursive function fills cannot be evaluated.
+    while pending:
+        name = pending.pop()
         if name not in filling and name not in library.recursive:
             filling.add(name)
-            found += callers.get(name, ())
+            pending += callers.get(name, ())
     return filling
 
 
 def _source(
     text: str, where: str, nodes: Mapping[str, NodeDef], arguments: Mapping[str, Source | None]
 ) -> Source | None:
-    """The node behind Identity nodes, and arguments, that gives a value."""
+    """Return the node that produces a value, before Identity nodes and function arguments."""
     for _ in range(_MOST_IDENTITIES):
         name = node_of(text)
         if name in arguments:
@@ -168,7 +168,7 @@ def _filled(
     library: FunctionLibrary,
     asset: Callable[[Source], bytes | None],
 ) -> Contents | None:
-    """The contents that a node fills a table with; None if that is not constant. Raises
+    """Return the contents with which a node fills a table; None if they are not constant. Raises
     ``InvalidModel``."""
     subject = f"{node.name} in {where} ({node.op})"
     if node.op == _FROM_FILE:
@@ -221,7 +221,7 @@ def _are_equal(one: Contents | None, other: Contents | None) -> bool:
 
 
 def _of_lines(content: bytes, node: NodeDef, table: NodeDef) -> Contents:
-    """Keys and values that the lines of a file have. Raises ``ValueError``, ``TensorError``."""
+    """Return keys and values from the lines of a file. Raises ``ValueError``, ``TensorError``."""
     lines = content.split(b"\n")
     if lines and not lines[-1]:
         lines.pop()

@@ -2,7 +2,7 @@
 
 Element types become their names ("float32", "resource"), shapes tuples with ``None`` for unknown
 dims (``None`` for an unknown rank), strings ``str``, functions ``FunctionReference``. Tensors among
-attributes stay ``TensorProto``, and are decoded when their elements are needed.
+attributes remain ``TensorProto``, and are decoded when their elements are needed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
 )
 from penstock.ir.op import Attrs
 
-# Names of element types by their numbers. Quantized types are the integers that they are stored as.
+# Names of element types by number. Quantized types are represented by their integer types.
 _BY_NUMBER = (
     *("", "float32", "float64", "int32", "uint8", "int16", "int8", "string", "complex64", "int64"),
     *("bool", "int8", "uint8", "int32", "bfloat16", "int16", "uint16", "uint16", "complex128"),
@@ -36,7 +36,7 @@ TYPE_NAMES = frozenset(_BY_NUMBER) - {""}
 """names of element types"""
 _REFERENCE = 100  # is added to the number of a type for a reference to a variable of it
 
-# Fields of TensorProto that hold the elements of a type as they are.
+# Fields of TensorProto that store the elements of a type unchanged.
 _FIELDS = {
     "float32": "float_val",
     "float64": "double_val",
@@ -48,7 +48,7 @@ _FIELDS = {
 
 
 def type_name(number: int) -> str:
-    """The name of the element type with this number, as attributes have it. Raises
+    """Return the name of the element type with this number, as attributes have it. Raises
     ``TensorError``."""
     index = number - _REFERENCE if number > _REFERENCE else number
     if not 0 <= index < len(_BY_NUMBER) or not _BY_NUMBER[index]:
@@ -57,7 +57,7 @@ def type_name(number: int) -> str:
 
 
 def numpy_dtype(number: int) -> np.dtype:
-    """The dtype of a tensor of the element type with this number. Raises ``TensorError``."""
+    """Return the dtype of tensors of the element type with this number. ``TensorError``: none."""
     dtype = find_dtype(type_name(number))
     if dtype is None:
         raise TensorError(
@@ -67,14 +67,14 @@ def numpy_dtype(number: int) -> np.dtype:
 
 
 def declared_type(name: str | None, shape: Shape | None = None) -> Type:
-    """The type of a tensor with an element type of this name; anything else, such as a resource,
-    can be any type."""
+    """Return the type of a tensor with an element type of this name; other names, such as resource,
+    allow any type."""
     dtype = find_dtype(name or "")
     return ANY if dtype is None else TensorType(dtype, shape)
 
 
 def decode_shape(proto: TensorShapeProto, limits: Limits) -> Shape | None:
-    """Dims, with ``None`` for unknown ones, or ``None`` for an unknown rank. Raises
+    """Return dims, with ``None`` for unknown ones, or ``None`` for an unknown rank. Raises
     ``TensorError``."""
     if proto.unknown_rank:
         return None
@@ -91,8 +91,8 @@ def decode_shape(proto: TensorShapeProto, limits: Limits) -> Shape | None:
 
 
 class ConstantReader:
-    """Decodes the constants of one model, each once: graphs and calls of functions share them. The
-    bytes that repeated elements take are bounded over all of them."""
+    """Decodes the constants of one model, each once, since graphs and calls of functions share
+    them. The bytes that repeated elements take are bounded over all of them."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -100,8 +100,8 @@ class ConstantReader:
         self._room = max(limits.max_folded_bytes, 2**20) * 64
 
     def read(self, where: str, name: str, attribute: AttrValue, tensor: TensorProto) -> np.ndarray:
-        """The value of a Const ``name`` in ``where``. It is not kept if ``attribute`` only refers
-        to ``tensor``, an attribute of the call of a function. Raises ``TensorError``."""
+        """Return the value of a Const ``name`` in ``where``. It is not cached if ``attribute`` only
+        refers to ``tensor``, an attribute of a function call. Raises ``TensorError``."""
         array = self._arrays.get((where, name))
         if array is None:
             array = decode_tensor(tensor, self.limits, self._room)
@@ -114,8 +114,8 @@ class ConstantReader:
 
 
 def decode_tensor(proto: TensorProto, limits: Limits, room: int = 2**26) -> np.ndarray:
-    """The elements of a tensor. If one element stands for all, they share memory; otherwise those
-    that the file leaves out may take up to ``room`` bytes. Raises ``TensorError``."""
+    """Return the elements of a tensor. If one element stands for all, they share memory; otherwise
+    those that the file leaves out may take up to ``room`` bytes. Raises ``TensorError``."""
     dtype = numpy_dtype(proto.dtype)
     dims = decode_shape(proto.tensor_shape, limits)
     if dims is None or any(dim is None for dim in dims):
@@ -152,7 +152,7 @@ def decode_tensor(proto: TensorProto, limits: Limits, room: int = 2**26) -> np.n
 
 
 def _elements(proto: TensorProto, dtype: np.dtype) -> np.ndarray:
-    """The elements in the field of their type."""
+    """Return the elements in the field of their type."""
     if dtype == STRING:
         return vector_of([decode_text(element) for element in proto.string_val], STRING)
     if dtype.kind == "c":
@@ -180,8 +180,8 @@ class FunctionReference:
 
 
 def decode_attribute(proto: AttrValue, bound: Attrs, limits: Limits) -> Any:
-    """The value of an attribute. ``bound`` has those of a function, by the name with which its body
-    refers to them. Raises ``TensorError``."""
+    """Return the value of an attribute. ``bound`` has those of a function, by the names that its
+    body uses for them. Raises ``TensorError``."""
     field_name = proto.WhichOneof("value")
     if field_name == "list":
         for descriptor, elements in proto.list.ListFields():
@@ -195,7 +195,7 @@ def decode_attribute(proto: AttrValue, bound: Attrs, limits: Limits) -> Any:
 
 
 def _decoded(field_name: str, content: Any, bound: Attrs, limits: Limits) -> Any:
-    """The content of a field of an attribute, or an element of one."""
+    """Return the content of a field of an attribute, or an element of one."""
     if field_name == "s":
         return decode_text(content)
     if field_name == "type":

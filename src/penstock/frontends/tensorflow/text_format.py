@@ -4,9 +4,9 @@
 
     node { name: "a" input: ["b", "c"] }   # three statements: `node {`, two fields, and `}`
 
-One regular expression matches a statement with the blanks and comments behind it. It never goes
-back, so that every character is looked at a bounded number of times. Fields that a message does not
-declare are skipped: their values must be tokens, and no more is asked of them.
+One regular expression matches a statement with the following blanks and comments. It never
+backtracks, so that every character is examined a bounded number of times. Fields that a message
+does not declare are skipped: their values must be tokens, without further checks.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Frame(NamedTuple):
 
 def parse_text(text: str, message: Message) -> None:
     """Read ``text`` into ``message``, which is empty. Raises ``ValueError`` with line and column.
-    Between two checkpoints lie at most 128 statements or values of a list, and one escape."""
+    Between two checkpoints are at most 128 statements or values of a list, and one escape."""
     stack = [_Frame(message, _fields(message.DESCRIPTOR), "", None, False)]
     position = _BLANKS.match(text).end()  # type: ignore[union-attr]
     try:
@@ -106,10 +106,10 @@ def parse_text(text: str, message: Message) -> None:
             position = match.end()
         close = stack[-1].close
         if position < len(text):
-            found = _excerpt(text[position : position + 80].partition("\n")[0])
+            excerpt = _excerpt(text[position : position + 80].partition("\n")[0])
             other = f" or {close!r}" if close else ""
             raise ValueError(
-                f"{found} is no field{other}; look for a missing quote, colon, bracket or comma"
+                f"{excerpt} is no field{other}; look for a missing quote, colon, bracket or comma"
             )
         if close:
             raise ValueError(f"the text ends, but {close!r} must follow")
@@ -144,7 +144,7 @@ def _open(stack: list[_Frame], field: _Field | None, opening: str, *, listed: bo
 def _close(stack: list[_Frame]) -> None:
     entry, _, _, field, _ = stack.pop()
     if field is not None and field.is_map:
-        # Only now: the key may stand behind the value.
+        # Done last, since the key may follow the value.
         entries = getattr(stack[-1].message, field.name)
         if isinstance(entry.value, Message):
             entries[entry.key].CopyFrom(entry.value)
@@ -207,7 +207,7 @@ def _reader(field: FieldDescriptor) -> Callable[[str], Any]:
 
 
 def _integer(text: str) -> int:
-    # As in C, a zero at the front makes it octal.
+    # As in C, a leading zero makes the number octal.
     return int(text, 8 if _OCTAL.fullmatch(text) else 0)
 
 
@@ -215,7 +215,7 @@ def _float(text: str) -> float:
     if _OCTAL.match(text):
         raise ValueError("a number must not begin with 0")
     text = text.lower()
-    # The f behind a number of C is dropped, but for that of inf.
+    # The suffix f of a number in C is dropped, except in inf.
     return float(text if text.endswith("inf") else text.removesuffix("f"))
 
 
@@ -235,7 +235,7 @@ def _bytes(text: str) -> bytes:
         raise ValueError("it must be in quotes")
     if text[-1] == quote and text.count(quote) == 2:
         data = text[1:-1].encode()
-    else:  # a line break cannot stand in a string: between two, it ends an escape and is dropped
+    else:  # a string cannot contain a line break: between two, it ends an escape and is dropped
         matches = with_checkpoints(_PIECE.finditer(text))
         data = "\n".join([match[0][1:-1] for match in matches if match[0][0] != "#"]).encode()
     return _ESCAPE.sub(_unescaped, data) if b"\\" in data else data.replace(b"\n", b"")
@@ -248,7 +248,7 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
 
 @lru_cache(1024)
 def _character(escape: bytes) -> bytes:
-    """The bytes that an escape stands for, and none for a line break."""
+    """Return the bytes that an escape stands for, b"" for a line break."""
     letter, digits = escape[1:2], escape[2:]
     if letter.isdigit():
         return bytes([int(escape[1:], 8)])

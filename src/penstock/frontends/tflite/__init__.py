@@ -1,1 +1,1 @@
-"""TFLite's files, and Circle's."""
+"""The front end for TFLite and Circle files."""

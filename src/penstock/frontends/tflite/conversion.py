@@ -1,14 +1,14 @@
 """One operator of a TFLite file for the rule that converts it.
 
 A rule is a function of an ``OperatorConversion``, registered by the names of its operators. It
-gets the operator's inputs as values, integers where the file has quantized tensors:
-``quantizations`` and ``output_quantizations`` say what these stand for. Quantized tensors reach a
+receives the operator's inputs as values, which are integers where the file has quantized tensors:
+``quantizations`` and ``output_quantizations`` say what they represent. Quantized tensors reach a
 rule in one of two ways:
 
-* ``@operator_rule(..., moves=True)``: the operator only moves elements, so that the integers move
-  as they are where inputs and outputs have the same quantization;
-* by default the rule of real numbers, between DequantizeLinear and QuantizeLinear nodes, which
-  later passes may take up into kernels of 8-bit codes.
+* ``@operator_rule(..., moves=True)``: the operator only moves elements, so the integers are moved
+  directly if inputs and outputs have the same quantization;
+* by default the rule operates on real numbers, between DequantizeLinear and QuantizeLinear nodes,
+  which later passes may fuse into kernels of 8-bit codes.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ class OperatorContext(Protocol):
         """Import a subgraph for these arguments, for an operator of ``scope``."""
 
     def declared(self, scope: SubgraphScope, index: int) -> DeclaredTensor:
-        """A tensor of a subgraph."""
+        """Return a tensor of a subgraph."""
 
     def zeros(self, scope: SubgraphScope, index: int) -> np.ndarray:
-        """The first value of a tensor that is a variable."""
+        """Return the initial value of a tensor that is a variable."""
 
     def custom_options(self, operator: FlatTable) -> bytes:
-        """The options of a custom operator."""
+        """Return the options of a custom operator."""
 
 
 Rule = Callable[["OperatorConversion"], object]
 
 
 class RuleEntry(NamedTuple):
-    """A rule, and what ``operator_rule`` says of it."""
+    """A rule, and the arguments of ``operator_rule`` for it."""
 
     convert: Rule
     outputs: int | None = None
@@ -75,7 +75,7 @@ _type_of_codes = cache(TensorType)
 _element_number = cache(lambda dtype: element_number(dtype.name))
 RULES: dict[str, RuleEntry] = {}
 BOUNDS = {0: (-math.inf, math.inf), 1: (0.0, math.inf), 2: (-1.0, 1.0), 3: (0.0, 6.0)}
-"""what activations bound results to, by their number in the schema"""
+"""the bounds that activations impose on results, by their number in the schema"""
 
 
 def operator_rule(
@@ -85,9 +85,9 @@ def operator_rule(
     integers: bool | Callable[[OperatorConversion], bool] = False,
     codes: Callable[[OperatorConversion], CodeLayer | None] | None = None,
 ) -> Callable[[Rule], Rule]:
-    """Register a rule of operators with this number of ``outputs``, or any. ``moves``: they
-    only move elements. ``integers``: the rule converts quantized tensors itself, or where that
-    says so; it does, too, where ``codes`` says what these are, as ``OperatorConversion.codes``."""
+    """Register a rule for operators with this number of ``outputs``, or any. ``moves``: they
+    only move elements. ``integers``: the rule converts quantized tensors itself, if it is True or
+    returns True; it also does so where ``codes`` describes them (``OperatorConversion.codes``)."""
 
     def register(function: Rule) -> Rule:
         entry = RuleEntry(function, outputs, moves, integers, codes)
@@ -99,7 +99,7 @@ def operator_rule(
 
 class CodeLayer(NamedTuple):
     """Scales and zero points of x, weights and the result, for ONNX's operations on 8-bit codes;
-    and the least and the largest code of the result, which the activation bounds."""
+    and the smallest and largest code of the result, as bounded by the activation."""
 
     x: Sequence[Operand]
     w: Sequence[Operand]
@@ -107,7 +107,7 @@ class CodeLayer(NamedTuple):
     limits: list[int]
 
     def convolved(self, image: Value, weights: Value, bias: Operand = None) -> list[Operand]:
-        """The inputs of a QLinearConv."""
+        """Return the inputs of a QLinearConv."""
         return [image, *self.x, weights, *self.w, *self.y, bias]
 
     @property
@@ -133,13 +133,13 @@ class OperatorConversion(NodeBuilder):
     codes: CodeLayer | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        # Operators that came later, those of StableHLO, have their options in a second union.
+        # Operators that were added later, those of StableHLO, have their options in a second union.
         options = self.operator.builtin_options
         self.options = self.operator.builtin_options2 if options is None else options
 
     def option(self, name: str, kind: str = "") -> Any:
-        """A field of the options; its default if they were left out, where ``kind`` names their
-        table. Raises ``NodeError`` for the options of another operator."""
+        """Return a field of the options, or its default if they are left out and ``kind`` names
+        their table. Raises ``NodeError`` for the options of another operator."""
         if self.options is None or name not in schema().tables[self.options.kind]:
             given = schema().tables.get(kind, {}).get(name)
             if given is None or self.options is not None:
@@ -148,13 +148,13 @@ class OperatorConversion(NodeBuilder):
         return getattr(self.options, name)
 
     def declared_shape(self, index: int) -> Sequence[int]:
-        """The shape that the file declares for input ``index``, which need not be inferred. It may
-        be wrong: rules use it for operations that refuse other shapes when they are compiled."""
+        """Return the shape that the file declares for input ``index``, without inference. It may
+        be wrong: rules use it for operations that reject other shapes when they are compiled."""
         table = self.context.declared(self.scope, self.operator.inputs[index]).table
         return table.shape
 
     def take(self, least: int, most: int | None = None) -> list[Any]:
-        """This many inputs, or more up to ``most`` (-1: any number); ``None`` if not there."""
+        """Return ``least`` inputs, or up to ``most`` (-1: any number); ``None`` if left out."""
         count = len(self.inputs)
         if most is not None and most < 0:
             least = most = max(least, count)
@@ -169,7 +169,7 @@ class OperatorConversion(NodeBuilder):
         self.emit_final(op, inputs, attrs, domain=TENSORFLOW)
 
     def reshaped(self, value: Value, shape: Value) -> Value:
-        """A value in another shape; of one that was dequantized, the codes are reshaped."""
+        """Return a value in another shape; if it was dequantized, its codes are reshaped."""
         node = value.producer
         if node is None or node.op.name != "DequantizeLinear":
             return self.emit("Reshape", [value, shape], allowzero=1)
@@ -192,19 +192,19 @@ class OperatorConversion(NodeBuilder):
         self, op: str, inputs: Sequence[Operand], attrs: Attrs | None = None, *, kind: str = ""
     ) -> None:
         """Emit the final operation, followed by the fused activation that the options name; the
-        table of the options is by default called after the operation."""
+        options' table is by default named after the operation."""
         number = self.option("fused_activation_function", kind or f"{op}Options")
         if number:
             op, inputs, attrs = *self.activation(number, self.emit(op, inputs, attrs)), None
         self.emit_final(op, inputs, attrs)
 
     def activation(self, number: int, value: Value) -> tuple[str, list[Value]]:
-        """The operation and the inputs of an activation, by its number in the schema."""
+        """Return an activation's operation and inputs, by its number in the schema."""
         # ActivationFunctionType of TFLite's schema: RELU, RELU_N1_TO_1, RELU6 and TANH, from 1 on.
         if number == 1:
             return "Relu", [value]
         if number in (2, 3):
-            # The result has the type that the file declares, or Clip refuses its bounds.
+            # The result has the type that the file declares, or Clip would reject its bounds.
             bounds, dtype = BOUNDS[number], self.output_dtypes[0]
             if dtype is None:
                 raise InexpressibleError("its output is a handle")
@@ -216,13 +216,13 @@ class OperatorConversion(NodeBuilder):
     # Effects.
 
     def effect(self, node: Node) -> None:
-        """Let a node with effects wait for the one before it."""
+        """Let a node with effects wait for the previous one."""
         if self.scope.effect is not None and self.scope.effect is not node:
             node.control_inputs.append(self.scope.effect)
         self.scope.effect = node
 
     def variable_attrs(self, container: str, name: str) -> AttrDict:
-        """The attributes of a node that names a variable, with the type of its first value."""
+        """Return the attributes of a node that names a variable, with its initial value's type."""
         attrs = {"container": container, "shared_name": name, "store": self.context.store}
         first = self.context.initial.get(variable_name(attrs, ""))
         if first is not None:
@@ -230,8 +230,8 @@ class OperatorConversion(NodeBuilder):
         return attrs
 
     def transposed(self, value: Value, perm: Sequence[int]) -> Value:
-        """A value with its dims in another order: of a constant, a view; of one that another
-        operator has put in this order before, that."""
+        """Return a value with permuted dims: a view of a constant, or the original value if another
+        operator has applied the inverse permutation before."""
         if value.const is not None:
             return Value(self.fresh("transpose"), const=value.const.transpose(perm))
         before = value.producer
@@ -246,7 +246,7 @@ class OperatorConversion(NodeBuilder):
     # Channels first.
 
     def channels_first(self, value: Value, rank: int = 4) -> Value:
-        """An image, channels last, with its channels before its spatial dims."""
+        """Return an image that has channels last with its channels before its spatial dims."""
         return self.transposed(value, [0, rank - 1, *range(1, rank - 1)])
 
     def emit_image(
@@ -259,7 +259,7 @@ class OperatorConversion(NodeBuilder):
         domain: str = "",
         activation: int = 0,
     ) -> None:
-        """Emit an operation with channels first, its activation, and the image that it gives with
+        """Emit an operation with channels first, its activation, and the resulting image with
         channels last."""
         value = self.emit(op, inputs, attrs, domain=domain)
         if activation:
@@ -288,14 +288,14 @@ class OperatorConversion(NodeBuilder):
             self.apply_to_reals(entry.convert)
             return
         entry.convert(self)
-        # Rules of what reads these ask for their type, which need not be inferred then.
+        # Rules of operators that read the outputs ask for their type, which then is known.
         given = [v.type.dtype for v in self.inputs if v and isinstance(v.type, TensorType)]
         for value, dtype in zip(self.outputs, self.output_dtypes, strict=True):
             if value and dtype and (self.codes is not None or dtype in given):
                 value.type = _type_of_codes(dtype)
 
     def apply_to_reals(self, convert: Rule) -> None:
-        """Apply a rule to the real numbers that quantized tensors stand for."""
+        """Apply a rule to the real numbers that quantized tensors represent."""
         self.codes = None
         for i, (value, given) in enumerate(zip(self.inputs, self.quantizations, strict=True)):
             if value is not None and given is not None:
@@ -319,7 +319,7 @@ class OperatorConversion(NodeBuilder):
 
 
 def dequantized(b: NodeBuilder, value: Value, given: Quantization) -> Value:
-    """The real numbers that a quantized tensor stands for."""
+    """Return the real numbers that a quantized tensor represents."""
     dtype = value.dtype or b.types.tensor(value).dtype or np.dtype(np.int8)
     attrs = _attributes(given)
     if dtype == INT64:  # biases of 16-bit activations
@@ -335,9 +335,9 @@ def dequantized(b: NodeBuilder, value: Value, given: Quantization) -> Value:
 def emit_quantized(
     b: NodeBuilder, value: Value, given: Quantization, output: Value, dtype: Any
 ) -> None:
-    """Emit ``output``, of integers that stand for the real numbers of ``value``."""
+    """Emit ``output``, of integers that represent the real numbers of ``value``."""
     scale, zero = _parameters(b, given, dtype)
-    if dtype == np.int32:  # which ONNX's QuantizeLinear does not give
+    if dtype == np.int32:  # ONNX's QuantizeLinear cannot produce it
         steps = b.emit("Round", [b.emit("Div", [value, scale])])
         codes = b.emit("Cast", [steps], {"to": element_number("int32")})
         inputs = [codes, zero]
@@ -349,13 +349,13 @@ def emit_quantized(
 
 
 def _parameters(b: NodeBuilder, given: Quantization, dtype: np.dtype) -> tuple[Value, Value]:
-    """The scale, and the zero point in that type: one for all nodes that read or write a tensor."""
-    made = given.values
+    """Return the scale, and the zero point in that type, shared by all nodes with this tensor."""
+    parameters = given.values
     for key, numbers in ((FLOAT32, given.scales), (dtype, given.zero_points)):
-        if key not in made:
+        if key not in parameters:
             array = np.array(numbers if len(numbers) > 1 else numbers[0]).astype(key)
-            made[key] = Value(b.fresh("constant"), const=array)
-    return made[FLOAT32], made[dtype]
+            parameters[key] = Value(b.fresh("constant"), const=array)
+    return parameters[FLOAT32], parameters[dtype]
 
 
 def _attributes(given: Quantization) -> Attrs:
@@ -366,8 +366,8 @@ def _attributes(given: Quantization) -> Attrs:
 
 
 def layer_of_codes(c: OperatorConversion) -> CodeLayer | None:
-    """An operator with x, weights and bias, if ONNX's operations on codes compute the same: weights
-    and bias are constants, and all are codes of one type."""
+    """Return the codes' parameters of an operator with x, weights and bias if ONNX's operations on
+    codes compute the same: weights and bias are constants, and all are codes of one type."""
     x, w, bias, *_ = [*c.quantizations, None, None, None]
     axis = 3 if c.op == "DEPTHWISE_CONV_2D" else 0
     weights = c.inputs[1].const if w is not None and c.inputs[1] is not None else None
@@ -375,7 +375,7 @@ def layer_of_codes(c: OperatorConversion) -> CodeLayer | None:
         return None
     if w.per_channel and w.axis != axis:
         return None
-    # ONNX's operations say nothing of a bias, which has the scale of products.
+    # ONNX's operations do not define a bias's scale; it has the scale of products.
     value = c.inputs[2] if len(c.inputs) > 2 else None
     if value is not None and (value.const is None or not bias or not bias.is_of_products(x, w)):
         return None
@@ -400,13 +400,13 @@ def is_dynamic_range(c: OperatorConversion) -> bool:
 
 
 def image_of_codes(c: OperatorConversion) -> CodeLayer | None:
-    """An operator of an image, whose elements count alike."""
+    """Return the codes' parameters of an operator on an image, whose elements count alike."""
     x, *_ = [*c.quantizations, None]
     return None if x is None else _code_layer(c, x, Quantization([1.0], [0]))
 
 
 def _code_layer(c: OperatorConversion, x: Quantization, w: Quantization) -> CodeLayer | None:
-    """What the codes of an operator stand for, if they have 8 bits, and the activation bounds."""
+    """Return the parameters of an operator's 8-bit codes and the activation's bounds, or None."""
     (y,), (dtype,) = c.output_quantizations, c.output_dtypes
     if y is None or x.per_channel or y.per_channel:
         return None
@@ -421,13 +421,13 @@ def _code_layer(c: OperatorConversion, x: Quantization, w: Quantization) -> Code
     return CodeLayer(of_x, of_w, of_y, y.codes_of(bounds, dtype))
 
 
-# A subgraph, or one use of it, while it is imported: what its tensors stand for.
+# A subgraph, or one use of it, while it is imported: the meaning of its tensors.
 
 
 @dataclass(eq=False)
 class SubgraphScope:
-    """One use of subgraph ``index``. ``callers`` are the subgraphs that it is used in, and
-    ``prefix`` stands before the names of its values and nodes.
+    """One use of subgraph ``index``. ``callers`` are the subgraphs in which it is used, and
+    ``prefix`` precedes the names of its values and nodes.
 
     ``values`` has the values of the tensors that have been written so far. ``effect`` is the last
     node with effects: the next one waits for it.
@@ -444,10 +444,10 @@ class SubgraphScope:
 
     @property
     def outputs(self) -> list[Value]:
-        """The values that the subgraph gives."""
+        """The values that the subgraph returns."""
         return [self.values[index] for index in self.table.outputs]
 
     def graph(self, name: str, inputs: Sequence[Value] = ()) -> Graph:
-        """The subgraph as a nested graph."""
+        """Return the subgraph as a nested graph."""
         targets = () if self.effect is None else [self.effect]
         return Graph(inputs, self.outputs, self.nodes, name, targets)

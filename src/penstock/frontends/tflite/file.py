@@ -1,7 +1,7 @@
 """Files of TFLite and Circle: their tables, and the bytes of their weights.
 
-Tables are read where they are needed, those of a large file a few kilobytes at a time, and weights
-each into an array of its own: a large file is never held as a whole.
+Tables are read where they are needed, those of a large file a few kilobytes at a time, and each
+weight into an array of its own: a large file is never held as a whole.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _HEAD = 8  # bytes: the offset of the model, and the identifier
 def opened_model(
     source: OpenFile | bytes, name: str, map_weights: bool = False, wanted: str | None = None
 ) -> Iterator[tuple[FlatTable, WeightFile]]:
-    """The ``Model`` table of a file, whose fields can be read while the context is open, and its
-    weights. Raises ``InvalidModel``, also if the file is not of the ``wanted`` format, and what
-    opening it raises."""
+    """Return the ``Model`` table of a file, whose fields can be read while the context is open, and
+    its weights. Raises ``InvalidModel``, also if the file is not of the ``wanted`` format, and the
+    errors of opening it."""
     opened: Any = nullcontext() if isinstance(source, bytes) else source()
     with opened as file:
         given = source if isinstance(source, bytes) else lambda: nullcontext(file)

@@ -1,9 +1,9 @@
-"""FlatBuffers, read by a schema and checked while they are read.
+"""FlatBuffers, read according to a schema and checked while they are read.
 
-The numbers of a table are read with it; its texts, vectors and tables when they are first asked
-for. Every offset, length and number of a union is checked before it is used, so that any bytes give
+The numbers of a table are read with it; its texts, vectors and tables on first access. Every
+offset, length and union number is checked before it is used, so that any bytes result in
 values or ``InvalidModel``. Together, vectors may take no more than a few times the bytes of the
-file, though a file can name one many times.
+file, although a file can name one many times.
 
     table: [offset of its vtable] [fields, in any order]
     vtable: [bytes] [bytes of the table] [where field 0 is] [where field 1 is] ...   0: left out
@@ -27,31 +27,31 @@ from penstock.frontends.common.encoding import decode_text
 FILE = os.path.join(os.path.dirname(__file__), "schema.txt")
 Read = Callable[[int, int], bytes | memoryview]
 _Part: TypeAlias = tuple[bytes | memoryview, int]
-"""Bytes of a file, and where they begin in it."""
+"""bytes of a file, and the offset at which they begin in it"""
 
 _U16_U16, _U32, _I32 = [Struct(code).unpack_from for code in ("<HH", "<I", "<i")]
 _NAMES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float32 float64"
 CODES = dict(zip(_NAMES.split(), "?bBhHiIqQfd", strict=True))
-"""The types of numbers, as ``struct`` calls them"""
+"""the types of numbers, in the codes of ``struct``"""
 _SCALARS = {name: Struct(f"<{code}") for name, code in CODES.items()}
 _WIDTHS = {"text": 1} | {name: scalar.size for name, scalar in _SCALARS.items()}
 _WHOLE = 2**18  # bytes of a file that is read at once
 _PAGE = 2**12  # bytes of a larger one that are read at a time
-_OVERHANG = 256  # bytes of what may begin at the end of a page; longer parts are read alone
+_OVERHANG = 256  # bytes of parts that may begin at a page's end; longer parts are read alone
 _MAX_OVERLAP = 16
 _MAX_DEPTH = 16  # of tables in tables
 _FREE_BYTES = 2**16
 
 
 class Bytes(NamedTuple):
-    """A vector of bytes that has not been read: where it is in the file."""
+    """A vector of bytes that has not been read: its place in the file."""
 
     offset: int
     size: int
 
 
 class TableField(NamedTuple):
-    """``vector``: whether it is a vector of this ``type``. ``slot``: its place in vtables."""
+    """``vector``: whether it is a vector of this ``type``. ``slot``: its index in vtables."""
 
     type: str
     vector: bool
@@ -73,7 +73,7 @@ class Schema(NamedTuple):
 
 @cache
 def schema() -> Schema:
-    """The schema of ``schema.txt``."""
+    """Return the schema of ``schema.txt``."""
     tables: dict[str, dict[str, TableField]] = {}
     unions: dict[str, dict[int, str]] = {}
     with open(FILE, encoding="ascii") as file:
@@ -106,8 +106,8 @@ def schema() -> Schema:
 class _Layout(NamedTuple):
     """The fields of tables of one kind and one vtable. ``size``: bytes of such a table; ``end``:
     those up to the end of its last field. ``left_out`` has the values of fields that it does not
-    have, ``numbers`` how to read a number and where, ``others`` where other fields are: at 0 what
-    is not within the table. ``is_newer``: it has fields behind those of the schema."""
+    have, ``numbers`` how to read a number and where, ``others`` the offsets of other fields, 0 for
+    those not within the table. ``is_newer``: it has fields beyond those of the schema."""
 
     size: int
     end: int
@@ -118,8 +118,8 @@ class _Layout(NamedTuple):
 
 
 class FlatTable:
-    """A table of the file: its fields are attributes. A text or vector that was left out is empty,
-    a table ``None``, a number its default. Vectors of bytes are places (``Bytes``)."""
+    """A table of the file, with its fields as attributes. A text or vector that is left out is
+    empty, a table ``None``, a number its default. Vectors of bytes are places (``Bytes``)."""
 
     def __init__(
         self, buffer: FlatBuffer, kind: str, layout: _Layout, at: int, depth: int, part: _Part
@@ -136,8 +136,8 @@ class FlatTable:
             (fields[name],) = unpack(data, at - base + offset)
 
     def __getattr__(self, name: str) -> Any:
-        """Read a text, a vector or a table when it is first asked for; one of a union is None if
-        its number is unknown."""
+        """Read a text, a vector or a table on first access; a union's is None if its number is
+        unknown."""
         if name.startswith("_"):
             raise AttributeError(name)
         (offset, field), buffer = self._layout.others[name], self._buffer
@@ -151,7 +151,7 @@ class FlatTable:
             if kind in schema().unions:
                 number = getattr(self, f"{name}_type")
                 if kind == "QuantizationDetails" and buffer.is_tflite:
-                    number += number > 1  # Circle has one kind more, in second place
+                    number += number > 1  # Circle has one more kind, in second place
                 kind = schema().unions[kind].get(number, "")
             if kind:
                 (value,) = buffer.tables(kind, (at,), depth, self._part)
@@ -164,7 +164,7 @@ class FlatTable:
         size = length * _WIDTHS.get(kind, 4)
         if at + size > buffer.size:
             buffer.damaged("a vector beyond its end")
-        # Weights are such vectors, too large to be read before they are asked for.
+        # Weights are such vectors, too large to be read before they are needed.
         if kind == "uint8":
             value = self.__dict__[name] = Bytes(at, size)
             return value
@@ -177,7 +177,7 @@ class FlatTable:
             numbers = unpack_from(f"<{length}{CODES.get(kind, 'I')}", data, at - base)
             if kind in CODES:
                 value = [*numbers]
-            else:  # an offset counts from its own place
+            else:  # an offset is relative to its own place
                 places = [*map(add, numbers, range(at, at + size, 4))]
                 value = buffer.tables(kind, with_checkpoints(places), depth, (data, base))
         self.__dict__[name] = value
@@ -185,15 +185,15 @@ class FlatTable:
 
     @property
     def is_newer(self) -> bool:
-        """Whether it has fields that the schema lacks, of the newer one that it was written by."""
+        """Whether it has fields that this schema lacks, from a newer schema."""
         return self._layout.is_newer
 
     def has(self, name: str) -> bool:
-        """Whether the file has a field, a text, a vector or a table, rather than leave it out."""
+        """Whether the file has a field, a text, a vector or a table, rather than leaving it out."""
         return name in self._layout.others
 
     def content(self, name: str) -> bytes:
-        """The bytes of a field that is a vector of them."""
+        """Return the bytes of a field that is a vector of bytes."""
         (at, size), buffer = getattr(self, name), self._buffer
         buffer.left -= size
         data, base = buffer.part(at, size, "a vector")
@@ -201,8 +201,8 @@ class FlatTable:
 
 
 class FlatBuffer:
-    """The bytes of a file, of which ``read(offset, size)`` gives those asked for. ``name`` is that
-    of the file in messages; ``is_tflite``: it is numbered as TFLite's schema has it."""
+    """The bytes of a file; ``read(offset, size)`` returns a part. ``name`` is the file's name in
+    messages; ``is_tflite``: its unions are numbered as in TFLite's schema."""
 
     def __init__(self, name: str, size: int, read: Read, is_tflite: bool = False) -> None:
         self.name = name
@@ -215,7 +215,7 @@ class FlatBuffer:
         self.left = _FREE_BYTES + _MAX_OVERLAP * size
 
     def root(self, kind: str) -> FlatTable:
-        """The table that the file consists of."""
+        """Return the root table of the file."""
         part = self.part(0, 4, "a number")
         return self.tables(kind, _U32(part[0], 0), 0, part)[0]
 
@@ -226,7 +226,7 @@ class FlatBuffer:
         )
 
     def tables(self, kind: str, places: Iterable[int], depth: int, part: _Part) -> list[FlatTable]:
-        """The tables at these places, the first of which may be in ``part``."""
+        """Return the tables at these places, the first of which may be in ``part``."""
         if depth > _MAX_DEPTH:
             self.damaged("tables that nest too deep")
         tables, layouts = [], self._layouts
@@ -275,8 +275,8 @@ class FlatBuffer:
         return _Layout(size, end, left_out, numbers, others, any(offsets[slots:]))
 
     def part(self, at: int, size: int, what: str) -> _Part:
-        """A part of the file in which ``what`` is, these bytes. Raises ``InvalidModel`` if they are
-        not in it, and if more was asked for than a file can need."""
+        """Return the part of the file with these bytes, which contain ``what``. Raises
+        ``InvalidModel`` if they are beyond its end, or if more was read than a file can need."""
         if self.left < 0:
             self.damaged(f"vectors that overlap, of more than {_MAX_OVERLAP} times its bytes")
         if at < 0 or at + size > self.size:
@@ -291,5 +291,5 @@ class FlatBuffer:
             data = self._read(first, end - first)
             if len(data) < end - first:
                 self.damaged("been cut while it was read")
-            part = self._pages[first] = data, first  # tables are small beside the weights
+            part = self._pages[first] = data, first  # tables are small compared to the weights
         return part

@@ -1,13 +1,13 @@
-"""TFLite and Circle files to graphs.
+"""Convert TFLite and Circle files to graphs.
 
-The first subgraph is the entry, or that of a signature; a subgraph that an operator uses becomes a
-nested graph or, where it is called, part of the graph around it, each time that it is used. A
+The first subgraph, or that of a signature, is the entry. A subgraph that an operator uses becomes a
+nested graph or, if it is called, part of the surrounding graph, each time that it is used. A
 tensor becomes a value of its name, an operator the nodes that its rule emits (``rules``). Operators
-come in the order in which they run, so that each reads what the ones before it have written.
+are listed in the order in which they run, so that each reads what earlier ones have written.
 
-Shapes in the file, except those of the inputs, are what the converter has inferred; they are used
-only where operations refuse others. Names of the signatures' inputs and outputs are further names
-of the entry's.
+Shapes in the file, except those of the inputs, are inferred by the converter; they are used only
+where operations reject others. Names of the signatures' inputs and outputs are aliases of the
+entry's.
 
 The file is not trusted. All violations of the format, or else all operators without a kernel, are
 reported at once.
@@ -62,8 +62,8 @@ def load_tflite(
     map_weights: bool = False,
     signature: str | None = None,
 ) -> Model:
-    """Read a ``.tflite`` or ``.circle`` file, or its bytes: the subgraph of ``signature``, if the
-    file has such a one, or else the first. Raises ``InvalidModel`` for violations of the format or
+    """Read a ``.tflite`` or ``.circle`` file, or its bytes: the subgraph of ``signature`` if the
+    file has it, or else the first. Raises ``InvalidModel`` for violations of the format or
     of ``limits``, ``Unsupported`` for operators without a kernel."""
     path = None if isinstance(source, bytes) else os.fspath(source)
     opened = source if isinstance(source, bytes) else partial(open_path, os.fspath(source))
@@ -90,8 +90,8 @@ def importing(
     before: FileTotals | None = None,
     wanted: str | None = None,
 ) -> Iterator[SubgraphImporter]:
-    """The importer of a file, which can be used while the context is open. ``before`` has the
-    totals of other files, which count for the limits, too; this one's are added in the end.
+    """Return the importer of a file, which can be used while the context is open. ``before`` has
+    the totals of other files, which also count for the limits; this file's are added at the end.
     ``wanted``: the format that the file must have."""
     before = before or FileTotals()
     with opened_model(source, name, map_weights, wanted) as (model, weights):
@@ -105,8 +105,8 @@ def importing(
 
 
 class SubgraphImporter:
-    """Imports one file. ``store`` holds its variables; ``entry`` is the subgraph that the model
-    consists of, once it was imported."""
+    """Imports one file. ``store`` holds its variables; ``entry`` is the model's subgraph once it
+    is imported."""
 
     entry: SubgraphScope
 
@@ -125,7 +125,7 @@ class SubgraphImporter:
         self._declared: dict[tuple[int, int], DeclaredTensor] = {}
 
     def model(self, path: str | None = None, signature: str | None = None) -> Model:
-        """The model whose entry is the subgraph of a signature, with its names, or else the
+        """Return the model whose entry is the subgraph of a signature, with its names, or else the
         first."""
         if not self.table.subgraphs:
             raise InvalidModel(f"{self.where} has no subgraphs; export it again")
@@ -149,7 +149,7 @@ class SubgraphImporter:
         wanted, aliases = [(index, "") for index in scope.table.outputs], {}
         if entry is not None:
             wanted = [(x.tensor_index, self.names.unique(x.name)) for x in entry.outputs]
-            # An output that has the name of an input is known by it where it is fetched.
+            # An output with the name of an input is known by that name when it is fetched.
             shared = {x.name for x in entry.outputs} & {value.name for value in inputs}
             pairs = zip(entry.outputs, wanted, strict=True)
             aliases = {x.name: own for x, (_, own) in pairs if x.name in shared}
@@ -170,14 +170,14 @@ class SubgraphImporter:
         )
 
     def ports(self, graph: Graph) -> dict[Value, DeclaredTensor]:
-        """The ports of the entry, by their values."""
+        """Return the tensors of the entry's inputs and outputs by their values."""
         scope = SubgraphScope(0, self.table.subgraphs[0], self.where, "", ())
         indices = [*scope.table.inputs, *scope.table.outputs]
         pairs = zip([*graph.inputs, *graph.outputs], indices, strict=True)
         return {value: self.declared(scope, index) for value, index in pairs}
 
     def structure(self) -> dict[str, list[str]]:
-        """The subgraphs and signatures of the file, for people."""
+        """Describe the subgraphs and signatures of the file, in lines by title."""
         subgraphs = [
             f"{index}: {shortened(repr(table.name))}, {len(table.inputs)} inputs, "
             f"{len(table.outputs)} outputs, {len(table.operators)} operators"
@@ -192,20 +192,20 @@ class SubgraphImporter:
         return {"subgraphs": subgraphs} | ({"signatures": signatures} if signatures else {})
 
     def results(self, scope: SubgraphScope, wanted: Sequence[tuple[int, str]]) -> list[Value]:
-        """The outputs of the entry, which wait for its effects. Each has a name of its own: the one
-        that is ``wanted`` for its tensor, if there is one."""
+        """Return the outputs of the entry, which wait for its effects. Each has a unique name: the
+        name ``wanted`` for its tensor, if there is one."""
         results: list[Value] = []
         for position, (index, own) in enumerate(wanted):
             value = scope.values.get(index)
             if value is None:
                 self.unwritten(scope, index, f"output {position} of {scope.where}")
                 continue
-            # One value cannot be two outputs with names of their own, and an input keeps the name
-            # that it has.
+            # One value cannot be two outputs with different names, and an input keeps its own
+            # name.
             shared = value in results or (own and value.producer is None)
             if shared or value.const is not None or scope.effect is not None:
                 name = own or self.names.unique(value.name)
-                # The output is known by the tensor's name, so that the value before it gives that
+                # The output gets the tensor's name, so that the value before it must give that
                 # up.
                 if scope.effect is not None and value.producer is not None and not own:
                     name, value.name = value.name, name
@@ -221,7 +221,7 @@ class SubgraphImporter:
         return results
 
     def aliases(self, graph: Graph) -> dict[str, str]:
-        """Values of the entry by their names in its signatures."""
+        """Return the values of the entry by their names in its signatures."""
         aliases: dict[str, str] = {}
         subgraph = self.table.subgraphs[0]
         for signature in self.table.signature_defs:
@@ -250,7 +250,7 @@ class SubgraphImporter:
         if not 0 < index < len(subgraphs):
             raise NodeError(f"uses subgraph {index}, of {len(subgraphs)}; the first is the entry")
         callers = (*scope.callers, scope.index)
-        if index in callers:  # recursion, which would not end here
+        if index in callers:  # recursion, whose expansion would not end
             raise NodeError(f"uses subgraph {index}, which it is itself part of")
         table = subgraphs[index]
         where = f"subgraph {table.name or index!r} of {self.where}"
@@ -278,7 +278,7 @@ class SubgraphImporter:
             self.value(scope, index)
 
     def fault(self, message: str) -> NoReturn:
-        """End the import, with the faults that were found before."""
+        """Raise ``InvalidModel`` with this fault and those found before."""
         self.diagnostics.problem(f"{message}; the file is damaged: export the model again")
         self.diagnostics.raise_collected()
         raise AssertionError("a fault was not raised")
@@ -290,8 +290,8 @@ class SubgraphImporter:
         )
 
     def value(self, scope: SubgraphScope, index: int) -> Value | None:
-        """The value of a tensor: what was written, or a constant; ``None`` if it is neither. A
-        tensor without elements needs no contents."""
+        """Return the value of a tensor: what was written, or a constant; ``None`` if it is neither.
+        A tensor without elements needs no contents."""
         value = scope.values.get(index)
         if value is not None:
             return value
@@ -317,16 +317,16 @@ class SubgraphImporter:
         return constant
 
     def without_elements(self, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-        """An array of a shape with a dim of 0. Raises ``TensorError`` if no array can have it."""
+        """Return an array of a shape with a dim of 0. ``TensorError``: impossible dims."""
         try:
             return np.empty([max(dim, 0) for dim in shape], dtype)
-        except ValueError as error:  # the others are too large, though it has no elements
+        except ValueError as error:  # the other dims are too large, even without elements
             raise TensorError(f"has dims {list(shape)} that no array can have") from error
 
     def dequantized_blocks(
         self, scope: SubgraphScope, blocks: FlatTable, codes: np.ndarray
     ) -> np.ndarray:
-        """The real numbers of weights with a scale for each block of the last axis. Raises
+        """Return the real numbers of weights with a scale for each block of the last axis. Raises
         ``TensorError``."""
         size, parameters = blocks.block_size, []
         for index in (blocks.scales, *[blocks.zero_points][: blocks.zero_points > 0]):
@@ -344,7 +344,7 @@ class SubgraphImporter:
         return (numbers * parameters[0]).astype(np.float32).reshape(codes.shape)
 
     def declared(self, scope: SubgraphScope, index: int) -> DeclaredTensor:
-        """A tensor of a subgraph. Raises ``InvalidModel`` if there is none of this number."""
+        """Return a tensor of a subgraph. Raises ``InvalidModel`` for an unknown number."""
         key = (scope.index, index)
         declared = self._declared.get(key)
         if declared is None:
@@ -363,10 +363,10 @@ class SubgraphImporter:
         return declared
 
     def custom_options(self, operator: FlatTable) -> bytes:
-        """The options of a custom operator, which may be outside of the flatbuffer. Raises
+        """Return the options of a custom operator, which may be outside of the flatbuffer. Raises
         ``NodeError``."""
         offset, size = operator.large_custom_options_offset, operator.large_custom_options_size
-        # TFLite takes only offsets above 1 for places behind the flatbuffer.
+        # TFLite only accepts offsets above 1 for places after the flatbuffer.
         if offset <= 1:
             return operator.content("custom_options")
         if offset + size > self.reader.weights.size:
@@ -374,7 +374,7 @@ class SubgraphImporter:
         return self.reader.weights.read(offset, size).tobytes()
 
     def zeros(self, scope: SubgraphScope, index: int) -> np.ndarray:
-        """The first value of a tensor that is a variable. Raises ``NodeError``."""
+        """Return the initial value of a tensor that is a variable. Raises ``NodeError``."""
         dtype, _, tensor = self.declared(scope, index)
         dims = tuple(tensor.shape)
         try:
@@ -392,10 +392,10 @@ class SubgraphImporter:
 
     @cached_property
     def operations(self) -> list[str]:
-        """The names of the operators that are used: of custom ones after "CUSTOM:"."""
+        """The names of the operators that are used, custom ones with the prefix "CUSTOM:"."""
         names = []
         for code in self.table.operator_codes:
-            # Old files have the deprecated one alone, a byte; negative ones are Circle's own.
+            # Old files only have the deprecated code, a byte; negative ones are Circle's own.
             numbers = code.builtin_code, code.deprecated_builtin_code
             number = min(numbers) if min(numbers) < 0 else max(numbers)
             name = schema().operators.get(number, f"number {number}")
@@ -403,7 +403,7 @@ class SubgraphImporter:
         return names
 
     def convert(self, scope: SubgraphScope, position: int, operator: FlatTable) -> None:
-        """Emit the nodes that one operator becomes."""
+        """Emit the nodes into which one operator is converted."""
         if operator.opcode_index >= len(self.operations):
             count = len(self.operations)
             self.fault(f"{self.where} has an operator whose type is not among its {count}")
@@ -413,7 +413,7 @@ class SubgraphImporter:
         quantizations: list[Quantization | None] = []
         known, values, faults, place = self._declared, scope.values, [], scope.index
         for i, index in enumerate(operator.inputs):
-            if index == -1:  # TFLite's for an input that is left out
+            if index == -1:  # TFLite's index of an input that is left out
                 inputs.append(None)
                 quantizations.append(None)
                 continue

@@ -1,4 +1,4 @@
-"""Rules of arithmetic, element by element and of matrices, and of element types."""
+"""Rules of elementwise arithmetic, of matrices, and of element types."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from penstock.ops.registry import MICROSOFT, TENSORFLOW, TFLITE
 
 
 class Plain(NamedTuple):
-    """An operator that becomes one operation; ``operators.txt`` says what its fields are."""
+    """An operator that becomes one operation; ``operators.txt`` explains its fields."""
 
     op: str
     domain: str
@@ -97,7 +97,7 @@ def _is_pair_of_codes(c: OperatorConversion) -> bool:
 
 @operator_rule("ADD", "SUB", "MUL", integers=_is_pair_of_codes)
 def arithmetic(c: OperatorConversion) -> None:
-    # Other operators need no types, which would have to be inferred.
+    # Checked late, since types would have to be inferred for other operators.
     dtype = c.dtype(0) if c.op == "MUL" or c.quantizations[0] is not None else None
     if dtype is not None and c.quantizations[0] is not None and _is_pair_of_codes(c):
         x, y, result = [q for q in (*c.quantizations, *c.output_quantizations) if q is not None]
@@ -119,7 +119,7 @@ def arithmetic(c: OperatorConversion) -> None:
 
 def _is_function_of_codes(c: OperatorConversion) -> bool:
     (x, *_), (y, *_) = c.quantizations, c.output_quantizations
-    # LiteRT's HARD_SWISH refuses results in finer steps.
+    # LiteRT's HARD_SWISH rejects results in finer steps.
     fits = c.op != "HARD_SWISH" or (
         x is not None and y is not None and x.scale[0] < 128 * y.scale[0]
     )
@@ -128,7 +128,7 @@ def _is_function_of_codes(c: OperatorConversion) -> bool:
 
 @operator_rule("HARD_SWISH", "LEAKY_RELU", integers=_is_function_of_codes)
 def activation_of_codes(c: OperatorConversion) -> None:
-    """Of 8-bit codes, a table of what the reference kernels give for each."""
+    """For 8-bit codes, a table of the reference kernels' results for each code."""
     given, (wanted,), dtype = c.quantizations[0], c.output_quantizations, c.dtype(0)
     if given is None or wanted is None or dtype is None or not _is_function_of_codes(c):
         plain(c)
@@ -148,20 +148,20 @@ def activation_of_codes(c: OperatorConversion) -> None:
 
 
 def _is_curve_of_codes(c: OperatorConversion) -> bool:
-    """Whether it is of codes of 16 bits with no zero points; those of the logistic function, of the
-    tangent and of a softmax are fractions of 15 bits."""
+    """Whether codes have 16 bits and no zero points; those of the logistic function, the tangent
+    and a softmax are fractions of 15 bits."""
     (x, *others), (y, *_) = c.quantizations, c.output_quantizations
     if others or x is None or y is None:
         return False
     if c.op in ("LOGISTIC", "SOFTMAX", "TANH") and y.scales[0] != 2**-15:
         return False
-    # Types last, which may have to be inferred.
+    # Types are checked last, since they may have to be inferred.
     return x.zero_points[0] == y.zero_points[0] == 0 and _is_of_codes(c, (INT16,))
 
 
 @operator_rule("EXP", "LOG", "LOGISTIC", "TANH", integers=_is_curve_of_codes)
 def curve_of_codes(c: OperatorConversion) -> None:
-    """Of 16-bit codes, a table of what the reference kernels give for each."""
+    """For 16-bit codes, a table of the reference kernels' results for each code."""
     if c.quantizations[0] is None or not _is_curve_of_codes(c):
         plain(c)
         return
@@ -202,7 +202,7 @@ def square(c: OperatorConversion) -> None:
 
 @operator_rule("RSQRT", integers=_is_curve_of_codes)
 def reciprocal_root(c: OperatorConversion) -> None:
-    """As two operations that passes know, and kernels fuse."""
+    """Two operations that passes recognize and kernels fuse."""
     if c.quantizations[0] is not None and _is_curve_of_codes(c):
         _emit_curve(c)
         return
@@ -257,7 +257,7 @@ def l2_normalization(c: OperatorConversion) -> None:
 def _emit_dynamic_range(
     c: OperatorConversion, inputs: Sequence[Value | None], kind: str, attrs: AttrDict
 ) -> None:
-    """Rows times weights, with a bias or none, as ``is_dynamic_range`` says."""
+    """Emit rows times weights, with a bias or none, as ``is_dynamic_range`` says."""
     (x, weights, *bias), w = inputs, c.quantizations[1]
     assert w is not None
     attrs = {"asymmetric": int(c.option("asymmetric_quantize_inputs", kind)), **attrs}
@@ -267,8 +267,8 @@ def _emit_dynamic_range(
 
 @operator_rule("FULLY_CONNECTED", codes=layer_of_codes, integers=is_dynamic_range)
 def fully_connected(c: OperatorConversion) -> None:
-    """Weights have a row for each output. An image of more dims is flattened to rows as long as
-    those, unless all of its dims but the last are kept."""
+    """Weights have a row for each output. An image of more dims is flattened to rows of the
+    weights' length, unless all of its dims but the last are kept."""
     x, weights, bias = c.take(2, 3)
     if c.option("weights_format", "FullyConnectedOptions"):
         raise InexpressibleError("its weights are shuffled for processors of one kind")
@@ -296,7 +296,7 @@ def fully_connected(c: OperatorConversion) -> None:
     if c.codes is not None:
         c.apply_to_reals(fully_connected)
         return
-    # ONNX's Gemm takes matrices alone.
+    # ONNX's Gemm only takes matrices.
     columns = c.transposed(weights, [1, 0])
     op, inputs = "MatMul", [x, columns]
     if bias is not None:
@@ -305,14 +305,14 @@ def fully_connected(c: OperatorConversion) -> None:
 
 
 def _product_with_codes(c: OperatorConversion) -> CodeLayer | None:
-    """A product of rows of known dims with one constant matrix, if all are codes."""
+    """Return the codes of rows of known dims and one constant matrix, or None if some are not."""
     codes, x, w = layer_of_codes(c), all_known(c.shape(0)), all_known(c.shape(1))
     fits = x is not None and w is not None and math.prod(w[:-2]) == 1 and 0 not in x
     return None if c.option("adjoint_lhs", "BatchMatMulOptions") or not fits else codes
 
 
 def _is_dynamic_product(c: OperatorConversion) -> bool:
-    """Whether rows of real numbers are multiplied by one constant matrix of int8 with one scale."""
+    """Whether rows of real numbers are multiplied by one constant int8 matrix with one scale."""
     w, dims = c.quantizations[1], all_known(c.shape(1)) or ()
     if w is None or w.scale.size > 1 or len(dims) < 2 or math.prod(dims[:-2]) > 1:
         return False
@@ -401,7 +401,7 @@ def cast(c: OperatorConversion) -> None:
         c.emit_final("ToComplex", [x], domain=TFLITE)
         return
     real = given is None or given.kind not in "iub"
-    if real and dtype.kind in "iu" and dtype.itemsize < 4:  # beyond the ends, these
+    if real and dtype.kind in "iu" and dtype.itemsize < 4:  # saturates beyond the dtype's range
         ends = np.iinfo(dtype)
         x = c.emit("Clip", [x, c.like(ends.min, x), c.like(ends.max, x)])
     c.cast_final(x, dtype)
@@ -429,7 +429,7 @@ def dequantize(c: OperatorConversion) -> None:
 
 @operator_rule("QUANTIZE", integers=True)
 def quantize(c: OperatorConversion) -> None:
-    """Of real numbers, or of integers with another quantization."""
+    """Quantizes real numbers, or integers with another quantization."""
     (x,) = c.take(1)
     given, (wanted,), (output,) = c.quantizations[0], c.output_quantizations, c.outputs
     if wanted is None or output is None:

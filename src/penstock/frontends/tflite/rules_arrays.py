@@ -1,4 +1,4 @@
-"""Rules of reductions, and of operations on shapes and places of elements."""
+"""Rules of reductions, and of operations on shapes and positions of elements."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _SPARSE, _DENSE = 1, 2  # kinds of LSH_PROJECTION
 
 @operator_rule("MEAN", "SUM", codes=image_of_codes)
 def mean(c: OperatorConversion) -> None:
-    """Of the rows and columns of an image of codes, in integers."""
+    """The mean of rows and columns of an image of codes is computed in integers."""
     if c.codes is None:
         reduction(c)
         return
     given, (wanted,), axes = c.quantizations[0], c.output_quantizations, c.integers(1)
     is_image = len(c.declared_shape(0)) == 4 or c.rank(0) == 4
     is_image = is_image and axes is not None and {*axes} in ({1, 2}, {-3, -2})
-    # A sum is the mean of as many times as large numbers.
+    # A sum is the mean multiplied by the number of elements.
     times = all_known((c.shape(0) or (None,) * 4)[1:3]) if c.op == "SUM" else (1,)
     if not is_image or given is None or wanted is None or times is None:
         c.apply_to_reals(reduction)
@@ -54,7 +54,7 @@ def mean(c: OperatorConversion) -> None:
 @operator_rule("REDUCE_MAX", "REDUCE_MIN", moves=True)
 def reduction(c: OperatorConversion) -> None:
     x, _ = c.take(2)
-    # Along no axes TFLite reduces nothing, where ONNX by default reduces all.
+    # Without axes TFLite reduces nothing, but ONNX by default reduces all.
     attrs = {"keepdims": int(c.option("keep_dims", "ReducerOptions")), "noop_with_empty_axes": 1}
     (dtype,) = c.output_dtypes
     # ONNX's sums, means and products take no integers of 8 or 16 bits, and extremes none of 16.
@@ -67,7 +67,7 @@ def reduction(c: OperatorConversion) -> None:
 
 
 def _is_product_of_codes(c: OperatorConversion) -> bool:
-    """Whether it is of signed codes with one scale, over axes that are known."""
+    """Whether the operands are signed codes with one scale, over axes that are known."""
     given = [c.quantizations[0], *c.output_quantizations]
     if c.dtype(0) not in (INT8, INT16) or {*c.output_dtypes} != {c.dtype(0)}:
         return False
@@ -78,7 +78,7 @@ def _is_product_of_codes(c: OperatorConversion) -> bool:
 
 @operator_rule("REDUCE_PROD", integers=_is_product_of_codes)
 def product(c: OperatorConversion) -> None:
-    """Of codes, in integers."""
+    """The product of codes is computed in integers."""
     given, (wanted,), axes, rank = c.quantizations[0], c.output_quantizations, c.integers(1), 0
     if given is None or wanted is None or not axes or not _is_product_of_codes(c):
         reduction(c)
@@ -102,7 +102,7 @@ def arg(c: OperatorConversion) -> None:
     op = "ArgMax" if c.op == "ARG_MAX" else "ArgMin"
     (dtype,) = c.output_dtypes
     attrs = {"axis": axis, "keepdims": 0}
-    # ONNX's operations give int64 alone.
+    # ONNX's operations only return int64.
     if dtype == INT64:
         c.emit_final(op, [x], attrs)
     else:
@@ -124,7 +124,7 @@ def top_k(c: OperatorConversion) -> None:
 
 @operator_rule("RESHAPE", moves=True)
 def reshape(c: OperatorConversion) -> None:
-    """The shape is an input, or an option in old files, where [0] stands for a scalar's."""
+    """The shape is an input, or an option in old files, where [0] means a scalar's."""
     x, shape = c.take(1, 2)
     if shape is None:
         dims = c.option("new_shape")
@@ -150,7 +150,7 @@ def transpose(c: OperatorConversion) -> None:
         c.emit_final("Transpose", [x], {"perm": perm})
 
 
-# Parts, and wholes of parts.
+# Splitting and joining.
 
 
 @operator_rule("CONCATENATION", moves=True)
@@ -177,7 +177,7 @@ def split(c: OperatorConversion) -> None:
 
 @operator_rule("SPLIT_V", moves=True, outputs=None)
 def split_v(c: OperatorConversion) -> None:
-    """Of the sizes one may be -1: it takes what the others leave."""
+    """One of the sizes may be -1: it takes what the others leave."""
     x, sizes, axis = c.take(3)
     places, known = c.integers(2), c.integers(1)
     if places and known and -1 in known:
@@ -203,7 +203,7 @@ def strided_slice(c: OperatorConversion) -> None:
     c.emit_tensorflow("StridedSlice", [x, begin, end, strides], **masks)
 
 
-# Places of elements.
+# Positions of elements.
 
 
 @operator_rule("GATHER", moves=True)
@@ -226,7 +226,7 @@ def embedding_lookup(c: OperatorConversion) -> None:
 
 @operator_rule("EMBEDDING_LOOKUP_SPARSE")
 def embedding_lookup_sparse(c: OperatorConversion) -> None:
-    """Rows by ids, weighted, and added up along the last axis of the sparse array that has them at
+    """Rows by ids, weighted, and summed along the last axis of the sparse array that has them at
     ``indices``; divided by the sum of weights, or by the root of that of their squares."""
     ids, indices, shape, weights, table = c.take(5)
     combiner = c.option("combiner", "EmbeddingLookupSparseOptions")
@@ -276,7 +276,7 @@ def unique(c: OperatorConversion) -> None:
 def reverse_sequence(c: OperatorConversion) -> None:
     x, lengths = c.take(2)
     time, batch = c.option("seq_dim"), c.option("batch_dim")
-    # ONNX's ReverseSequence has no other axes than the first two.
+    # ONNX's ReverseSequence only supports the first two axes.
     if {time, batch} != {0, 1}:
         raise InexpressibleError(f"its dims of time and batch are {time} and {batch}, not 0 and 1")
     attrs = {"batch_axis": batch, "time_axis": time}
@@ -288,7 +288,7 @@ def reverse_sequence(c: OperatorConversion) -> None:
 
 @operator_rule("PAD", "PADV2", moves=True)
 def pad(c: OperatorConversion) -> None:
-    """With 0, of quantized tensors with the integer that stands for it, or with a value."""
+    """Pads with 0, for quantized tensors with the code of 0, or with a given value."""
     x, _, value = c.take(2, 3)
     given = c.quantizations[0]
     if value is None and given is not None and c.dtype(0) is not None and c.moved_as_integers:
@@ -302,7 +302,7 @@ def space_to_batch(c: OperatorConversion) -> None:
     (x, block, pads), int32 = c.take(3), np.dtype(np.int32)
     given, rank, sides, dtype = c.quantizations[0], c.rank(0), c.integers(1), c.dtype(0)
     if given is not None and c.moved_as_integers and given.zero_points[0]:
-        # The operation itself fills up with zeros, which stand for other numbers.
+        # The operation itself pads with zeros, which would represent other numbers.
         if rank is None or sides is None or dtype is None:
             c.apply_to_reals(space_to_batch)
             return
@@ -343,7 +343,7 @@ def segments(c: OperatorConversion) -> None:
         c.emit_final("Segment", c.take(3), attrs, domain=TFLITE)
         return
     x, places = c.take(2)
-    # The last segment ends the result, of which there is none without rows.
+    # The last segment determines the size of the result, which is empty without rows.
     known = c.shape(1) not in (None, (None,), (0,))
     all_places = places if known else c.emit("Concat", [c.like(-1, places), places], axis=0)
     count = c.emit("Add", [c.emit("Gather", [all_places, -1]), c.like(1, places)])
@@ -365,8 +365,8 @@ def matrix_set_diag(c: OperatorConversion) -> None:
 
 @operator_rule("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5", outputs=None)
 def suppression(c: OperatorConversion) -> None:
-    """Outputs have ``max_output_size`` entries, of which the last says how many are valid. Unlike
-    TensorFlow's, those drop a box that overlaps by just the threshold."""
+    """Outputs have ``max_output_size`` entries, and the last output is the number of valid ones.
+    Unlike TensorFlow's, these drop a box whose overlap equals the threshold."""
     soft = c.op.endswith("V5")
     if len(c.outputs) != 2 + soft:
         raise NodeError(f"has {len(c.outputs)} outputs")
@@ -374,11 +374,11 @@ def suppression(c: OperatorConversion) -> None:
     c.emit_final("NonMaxSuppression", c.take(6 if soft else 5), attrs, domain=TENSORFLOW)
 
 
-# Rules of the operators of StableHLO that LiteRT runs, and of those that came with them.
+# Rules of the operators of StableHLO that LiteRT runs, and of those added with them.
 
 
 _WINDOW_REDUCTIONS = ("", "add", "multiply", "minimum", "maximum", "and", "or")
-"""as REDUCE_WINDOW numbers them"""
+"""reductions by their numbers in REDUCE_WINDOW"""
 _SCATTER = """
     update_window_dims inserted_window_dims scatter_dims_to_operand_dims index_vector_dim
 """
@@ -433,7 +433,7 @@ def scatter(c: OperatorConversion) -> None:
 
 
 def _region(c: OperatorConversion, option: str) -> str:
-    """The operation that a subgraph of two scalars consists of, "" if it gives the second one."""
+    """Return the only operation in a subgraph of two scalars, "" if it returns the second one."""
     scalars = [Value(c.fresh("scalar")), Value(c.fresh("scalar"))]
     scope = c.context.use(c.scope, c.option(option), scalars, f"{c.name}/")
     names = {"Add": "add", "Mul": "multiply", "Min": "minimum", "Max": "maximum", "And": "and"}

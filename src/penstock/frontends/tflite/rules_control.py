@@ -1,8 +1,8 @@
 """Rules of operators with subgraphs, and of variables.
 
-A branch becomes a graph that reads the arguments where they are; a condition, a body and a called
-subgraph are put in the place of the operator. Nodes with effects wait for one another, and the
-outputs of the entry for the last of them, so that a run has all effects in the order of the file.
+A branch becomes a graph that reads its arguments from the surrounding graph; a condition, a body
+and a called subgraph replace the operator. Nodes with effects wait for one another, and the outputs
+of the entry for the last of them, so that a run has all effects in the order of the file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TRUTH = TensorType(BOOL, ())
 
 
 def _truth(c: OperatorConversion, value: Value) -> Value:
-    """A condition of one element as a scalar."""
+    """Return a condition of one element as a scalar."""
     if value.const is None and c.types.tensor(value).shape == ():
         return value
     return c.emit("Reshape", [value, []], {"allowzero": 1}, type_=_TRUTH)
@@ -39,8 +39,8 @@ def _truth(c: OperatorConversion, value: Value) -> Value:
 def _used(
     c: OperatorConversion, option: str | int, arguments: list[Any], hint: str, results: int
 ) -> SubgraphScope:
-    """The subgraph of a number, or that an option names, for these arguments, which gives as many
-    results."""
+    """Return the subgraph of a number, or of the number in an option, for these arguments, after
+    checking its number of results."""
     if None in arguments:
         raise NodeError("leaves out an argument of its subgraph")
     index = option if isinstance(option, int) else c.option(option)
@@ -65,9 +65,9 @@ def if_(c: OperatorConversion) -> None:
 
 
 def _emit_if(c: OperatorConversion, condition: Value, branches: dict[str, Graph]) -> None:
-    """Emit the final node, an If, which has one output at least: it must not be without."""
+    """Emit the final node, an If with at least one output."""
     outputs = c.outputs
-    # The If is wanted for its effects, but ONNX's must have an output.
+    # The If is needed for its effects, but ONNX's must have an output.
     if not outputs:
         outputs = [Value(c.fresh("ended"))]
         for graph in branches.values():
@@ -112,10 +112,10 @@ def while_(c: OperatorConversion) -> None:
     going = Value(f"{prefix}#going", _TRUTH)
     once = _used(c, "body_subgraph_index", inside, "body/", len(c.outputs))
     after = _condition(c, list(once.outputs))
-    # What is emitted from here on belongs to the body, and not to the graph around it.
+    # Nodes emitted from here on belong to the body, not to the surrounding graph.
     emitted = len(c.nodes)
     proceed = _truth(c, after.outputs[0])
-    if proceed.producer is None:  # a constant condition, or a value of the graph around
+    if proceed.producer is None:  # a constant condition, or a value of the surrounding graph
         proceed = c.emit("Identity", [proceed])
     tail, c.nodes = c.nodes[emitted:], c.nodes[:emitted]
     nodes = [*once.nodes, *after.nodes, *tail]
@@ -135,7 +135,7 @@ def call(c: OperatorConversion) -> None:
 
 
 def _inline(c: OperatorConversion, scope: SubgraphScope) -> None:
-    """Put a subgraph in the place of the operator."""
+    """Replace the operator by a subgraph."""
     c.nodes += scope.nodes
     if scope.effect is not None:
         c.effect(scope.effect)
@@ -148,8 +148,8 @@ def _inline(c: OperatorConversion, scope: SubgraphScope) -> None:
 
 @operator_rule("CALL_ONCE", outputs=0)
 def call_once(c: OperatorConversion) -> None:
-    """Constants that it assigns are the values that variables start with. What it computes is
-    assigned by the first run, which finds no value in the first of its variables."""
+    """Constants that it assigns are the initial values of variables. Computed values are assigned
+    by the first run, which finds no value in the first of its variables."""
     scope = c.context.use(c.scope, c.option("init_subgraph_index"), [], f"{c.name}/")
     assigned = [node for node in scope.nodes if node.op.name == "AssignVariableOp"]
     handles = [v.producer.attrs for n in assigned if (v := n.inputs[0]) and v.producer]
@@ -161,7 +161,7 @@ def call_once(c: OperatorConversion) -> None:
         names = (variable_name(attrs, "") for attrs in handles)
         c.context.initial.update(zip(names, constants, strict=True))  # type: ignore[arg-type]
         return
-    # The first variable stands for all: they are assigned together, by the first run.
+    # The first variable represents all: they are assigned together, by the first run.
     container, name = handles[0]["container"], handles[0]["shared_name"]
     first = c.emit("VarHandleOp", [], c.variable_attrs(container, name), domain=TENSORFLOW)
     done = c.emit("VarIsInitializedOp", [first], domain=TENSORFLOW, type_=_TRUTH)
@@ -194,12 +194,12 @@ def assign_variable(c: OperatorConversion) -> None:
 
 
 STATE = "state "
-"""how the names of variables begin that are tensors of the file"""
+"""the prefix of the names of variables that are tensors of the file"""
 
 
 class State:
     """An input of an operator that it reads and writes as real numbers, or as ``codes``: a variable
-    that is zero at first. Elsewhere than in variables, the state is a value that is only read."""
+    that is initially zero. If it is not a variable, the state is only read."""
 
     def __init__(self, c: OperatorConversion, index: int, *, codes: bool = False) -> None:
         self.c = c
@@ -214,7 +214,7 @@ class State:
         zeros = c.context.zeros(c.scope, place)
         self.quantization = c.context.declared(c.scope, place).quantization
         if self.quantization is not None:
-            # The real number 0 is the code of the zero point.
+            # The code of the real number 0 is the zero point.
             zeros = zeros + np.array(self.quantization.zero_points[0]).astype(zeros.dtype)
         self.quantization = None if codes else self.quantization
         self.dtype = zeros.dtype
@@ -240,7 +240,7 @@ class State:
 
 # Rules of tables, of sparse embeddings, of words, and of random numbers.
 #
-# The handle of a table is a value that no node computes: the rules know which table it stands for,
+# The handle of a table is a value that no node computes: the rules know to which table it refers
 # and what CALL_ONCE has put in it, so that a lookup reads the keys and values themselves.
 
 
@@ -291,9 +291,9 @@ def hashtable_size(c: OperatorConversion) -> None:
 
 
 def _seed(c: OperatorConversion) -> dict[str, float]:
-    """By seeds other than 0, sessions draw the same numbers."""
+    """With seeds other than 0, sessions draw the same numbers."""
     one, other = c.option("seed", "RandomOptions"), c.option("seed2", "RandomOptions")
-    # A seed of ONNX is a float32, which holds whole numbers up to there.
+    # A seed of ONNX is a float32, which represents whole numbers up to there.
     return {"seed": float((31 * one + other) % 2**24)} if one or other else {}
 
 

@@ -1,7 +1,7 @@
 """Custom operators: operations of the domain "tflite" with their names.
 
-A custom operator NAME becomes the operation NAME of that domain, if there is one, and its options
-become the attributes. To load a model with custom operators, register these as operations::
+A custom operator NAME becomes the operation NAME of that domain, if there is one, with its options
+as attributes. To load a model with custom operators, register these as operations::
 
     @penstock.ops.operator("MyOperator", domain="tflite")
     def my_operator(node, types): ...
@@ -40,7 +40,7 @@ def custom(c: OperatorConversion) -> None:
 
 
 def options_of(options: bytes) -> AttrDict | None:
-    """The map of a FlexBuffer; None for other bytes."""
+    """Return the map of a FlexBuffer, or None for other bytes."""
     attrs: object = {}
     with suppress(ValueError):
         attrs = decode(options) if options else {}
@@ -49,8 +49,8 @@ def options_of(options: bytes) -> AttrDict | None:
 
 @operator_rule("CUSTOM:NumericVerify")
 def numeric_verify(c: OperatorConversion) -> None:
-    """LiteRT's, of models for debugging: the differences of a tensor's real numbers from those that
-    it was computed from, which fails beyond ``tolerance`` quanta if it is asked to."""
+    """LiteRT's operator in models for debugging: the differences of a tensor's real numbers from
+    those it was computed from. It fails beyond ``tolerance`` quanta if the options say so."""
     options, quantization = (
         options_of(c.context.custom_options(c.operator)) or {},
         c.quantizations[0],
@@ -64,25 +64,25 @@ def numeric_verify(c: OperatorConversion) -> None:
     c.emit_final("NumericVerify", c.take(2), attrs, domain=TFLITE)
 
 
-# FlexBuffers, the form of the options of custom operators: values that say their own types.
+# FlexBuffers, the format of the options of custom operators: values that contain their types.
 #
 # The root is at the end: ``[...] [root] [type of the root] [bytes of the root]``. A type is a
-# number whose two lowest bits are the width of elements; offsets count backwards from where they
-# stand.
+# number whose two lowest bits are the width of elements; offsets count backwards from their own
+# positions.
 
 
 _NULL, _INT, _UINT, _FLOAT, _KEY, _STRING = range(6)
 _MAP, _VECTOR, _BLOB, _BOOL = 9, 10, 25, 26
 _TYPED = {11: _INT, 12: _UINT, 13: _FLOAT, 14: _KEY, 15: _STRING, 36: _BOOL}
 _INDIRECT = {6: _INT, 7: _UINT, 8: _FLOAT}
-# Of all vectors together: they are referred to by offsets, so that a few bytes could name one
-# vector again and again.
+# The bound for all vectors together: offsets refer to them, so that a few bytes could name one
+# vector many times.
 _MAX_VALUES = 100_000
 _MAX_DEPTH = 32
 
 
 def decode(data: bytes) -> Any:
-    """The value of a FlexBuffer: numbers, texts, lists and dicts. Raises ``ValueError``."""
+    """Return the value of a FlexBuffer: numbers, texts, lists, dicts. Raises ``ValueError``."""
     if len(data) < 3:
         raise ValueError("they are too short")
     width = data[-1]
@@ -110,7 +110,7 @@ class _Decoder:
         return self.data[at:end].decode("utf-8", "replace")
 
     def value(self, at: int, width: int, packed: int, depth: int) -> Any:
-        """The value at ``at``, of a type and with elements of a width that ``packed`` says."""
+        """Return the value at ``at``, whose type and element width are in ``packed``."""
         self.left -= 1
         if self.left < 0 or depth > _MAX_DEPTH:
             raise ValueError("they nest too deep, or are too large")
@@ -141,14 +141,14 @@ class _Decoder:
         ]
         if kind == _VECTOR:
             return values
-        # In front of a map stand the offset of its keys, their width, and its size.
+        # A map is preceded by the offset of its keys, their width, and its size.
         keys = self.target(at - 3 * inner, inner)
         key_width = int(self.number(at - 2 * inner, inner))
         texts = [self.text(self.target(keys + i * key_width, key_width)) for i in range(size)]
         return dict(zip(texts, values, strict=True))
 
 
-# Boxes of objects out of a network's answers for anchors: the custom operator
+# Boxes of objects from a network's outputs for anchors: the custom operator
 # TFLite_Detection_PostProcess, as operations of ONNX and TensorFlow.
 
 
@@ -175,7 +175,7 @@ class _Options:
         if not 1 <= min(counts) <= max(counts) < _MOST:
             raise NodeError(f"has {self.most} detections of up to {self.number} classes")
         *self.scales, least, overlap = (np.float32(number(name)) for name in _NUMBERS)
-        # NonMaxSuppression takes scores above its threshold; LiteRT those that reach it.
+        # NonMaxSuppression takes scores above its threshold, LiteRT also those equal to it.
         limits = (overlap, np.nextafter(least, np.float32(-np.inf)))
         self.limits = [c.constant(limit, FLOAT32) for limit in limits]
         self.each_class = bool(given.get("use_regular_nms"))
@@ -186,9 +186,9 @@ class _Options:
 
 @operator_rule("CUSTOM:TFLite_Detection_PostProcess", outputs=4)
 def detection(c: OperatorConversion) -> None:
-    """Encoded boxes [1, N, 4], scores of classes [1, N, C], anchors [N, 4] as (y, x, h, w). Gives
-    boxes (y0, x0, y1, x1), their classes, their scores, and how many of these there are. If there
-    is one class more than ``num_classes``, the first is that of the background."""
+    """Encoded boxes [1, N, 4], scores of classes [1, N, C], anchors [N, 4] as (y, x, h, w). Returns
+    boxes (y0, x0, y1, x1), their classes, their scores, and their number. If there is one class
+    more than ``num_classes``, the first is the background."""
     options, (encoded, scores, anchors) = _Options(c), c.take(3)
     *_, given = c.shape(1) or [None]
     if isinstance(given, int) and given - options.classes not in (0, 1):
@@ -197,9 +197,9 @@ def detection(c: OperatorConversion) -> None:
     scores = c.emit("Squeeze", [c.emit("Slice", [scores, [-options.classes], [2**31], [2]]), [0]])
     find = _of_each_class if options.each_class else _of_any_class
     boxes, classes, scores, count = find(c, options, boxes, scores)
-    # Behind what was found there are zeros.
+    # Zeros follow the boxes that were found.
     places = c.constant(np.arange(options.rows, dtype=np.int32)[:, None], INT32)
-    found, zero = c.emit("Less", [places, count]), c.constant(0, FLOAT32)
+    is_valid, zero = c.emit("Less", [places, count]), c.constant(0, FLOAT32)
     if options.columns > 1:
         boxes = c.emit("Concat", [boxes] * options.columns, axis=1)
     for value, output, dims in (
@@ -207,7 +207,7 @@ def detection(c: OperatorConversion) -> None:
         (c.cast(classes, "float32"), c.outputs[1], [1, -1]),
         (scores, c.outputs[2], [1, -1]),
     ):
-        kept = c.emit("Where", [found, value, zero])
+        kept = c.emit("Where", [is_valid, value, zero])
         if output is not None:
             c.append("Reshape", "", [kept, dims], [output], None, output.name)
     attrs = {"to": element_number("float32")}
@@ -215,7 +215,7 @@ def detection(c: OperatorConversion) -> None:
 
 
 def _decoded(c: OperatorConversion, options: _Options, encoded: Value, anchors: Value) -> Value:
-    """The corners of boxes [N, 4]."""
+    """Return the corners of boxes [N, 4]."""
     encoded = c.emit("Squeeze", [c.emit("Slice", [encoded, [0], [4], [2]]), [0]])
     encoded = c.emit("Div", [encoded, c.constant(np.array(options.scales), FLOAT32)])
     offsets, sizes = c.emit_several("Split", [encoded], {"axis": 1, "num_outputs": 2}, count=2)
@@ -230,7 +230,7 @@ _Found = tuple[Value, Value, Value, Value]
 
 
 def _of_any_class(c: OperatorConversion, options: _Options, boxes: Value, scores: Value) -> _Found:
-    """Boxes chosen by their highest score, each with its best classes."""
+    """Return boxes chosen by their highest score, each with its best classes."""
     best = c.emit("ReduceMax", [scores, [1]], keepdims=0)
     attrs, most = {"pad_to_max_output_size": True, "outputs": 2}, c.constant(options.most, INT32)
     inputs = [boxes, best, most, *options.limits]
@@ -245,13 +245,13 @@ def _of_any_class(c: OperatorConversion, options: _Options, boxes: Value, scores
 
 
 def _of_each_class(c: OperatorConversion, options: _Options, boxes: Value, scores: Value) -> _Found:
-    """Boxes chosen for each class on its own; of all of these the best."""
+    """Return boxes chosen for each class separately, and of all of these the best."""
     of_classes = c.emit("Unsqueeze", [c.emit("Transpose", [scores], perm=[1, 0]), [0]])
     each, limit = c.emit("Unsqueeze", [boxes, [0]]), c.constant([options.of_each_class])
     chosen = c.emit("NonMaxSuppression", [each, of_classes, limit, *options.limits])
-    found = c.emit("GatherND", [scores, c.emit("Gather", [chosen, [2, 1]], axis=1)])
-    found = c.emit("Pad", [found, [0, options.rows], c.constant(-np.inf, FLOAT32)])
-    own, best = c.emit_several("TopK", [found, [options.rows]], {"axis": 0}, count=2)
+    chosen_scores = c.emit("GatherND", [scores, c.emit("Gather", [chosen, [2, 1]], axis=1)])
+    chosen_scores = c.emit("Pad", [chosen_scores, [0, options.rows], c.constant(-np.inf, FLOAT32)])
+    own, best = c.emit_several("TopK", [chosen_scores, [options.rows]], {"axis": 0}, count=2)
     padded = c.emit("Gather", [c.emit("Pad", [chosen, [0, 0, options.rows, 0]]), best])
     _, classes, places = c.emit_several("Split", [padded], {"axis": 1, "num_outputs": 3}, count=3)
     boxes = c.emit("Gather", [boxes, c.emit("Squeeze", [places, [1]])])

@@ -1,8 +1,8 @@
 """Rules of operations on images: convolution, pooling, resizing.
 
 TFLite has channels last, ONNX first. Each node is put between two Transposes, which are views: a
-layout is an order of dims in memory, and later passes remove them or move them to where they cost
-nothing.
+layout is an order of dims in memory, and later passes remove the Transposes or move them to where
+they cost nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _padding(c: OperatorConversion) -> str:
 
 
 def _window_attrs(c: OperatorConversion, rank: int, *, dilations: bool = True) -> AttrDict:
-    """Padding, strides and dilations as ONNX's attributes."""
+    """Return padding, strides and dilations as ONNX's attributes."""
     dims = "dhw" if rank == 5 else "hw"
     same = _padding(c) == "SAME"
     attrs: dict[str, Any] = {"auto_pad": "SAME_UPPER" if same else "VALID"}
@@ -76,7 +76,7 @@ def _convolve(c: OperatorConversion, weights: Value, groups: int, rank: int) -> 
 
 
 def _channels(c: OperatorConversion, rank: int) -> int | None:
-    """The channels of the image, if they are known."""
+    """Return the channels of the image, or None if they are not known."""
     declared = c.declared_shape(0)
     if len(declared) == rank and declared[-1] > 0:
         return declared[-1]
@@ -157,7 +157,7 @@ def conv_transpose(c: OperatorConversion) -> None:
         op, domain = "ConvTranspose", ""
     else:
         order = c.constant([0, rank - 1, *range(1, rank - 1)])
-        # The shape is that of an image with channels last, as all in the file.
+        # The shape is that of an image with channels last, as everywhere in the file.
         inputs.append(c.emit("Gather", [sizes, order], axis=0))
     activation = c.option("fused_activation_function")
     if bias is None:
@@ -174,8 +174,8 @@ def conv_transpose(c: OperatorConversion) -> None:
 
 @operator_rule("CUSTOM:Convolution2DTransposeBias")
 def transposed_with_bias(c: OperatorConversion) -> None:
-    """MediaPipe's: the size of the image follows from the padding. Its options are a structure of
-    the padding, which is 1 or 2, and the strides of width and height."""
+    """MediaPipe's operator: the image's size follows from the padding. Its options are a structure
+    of the padding, which is 1 or 2, and the strides of width and height."""
     x, kernel, bias = c.take(3)
     options = c.context.custom_options(c.operator)
     if len(options) < 12:
@@ -202,7 +202,7 @@ def pool(c: OperatorConversion) -> None:
         return
     if c.codes is not None:
         # Means of the codes themselves, exact in float32. LiteRT's kernel rounds ties away from 0:
-        # the scale is below 1 by less than what other means of a few thousand codes are from a tie.
+        # the scale is below 1 by less than the distance of other means of few codes from a tie.
         dtype, zero = c.dtype(0) or INT8, c.like(0, x)
         mean = c.emit("DequantizeLinear", [c.channels_first(x), c.constant(1, FLOAT32), zero])
         mean = c.emit("AveragePool", [mean], attrs)
@@ -232,7 +232,7 @@ def lrn(c: OperatorConversion) -> None:
 
 
 def _is_bilinear_of_codes(c: OperatorConversion) -> bool:
-    """Whether codes of 8 or 16 bits are interpolated, and keep their scale."""
+    """Whether codes of 8 or 16 bits are interpolated with an unchanged scale."""
     given, (wanted,) = c.quantizations[0], c.output_quantizations
     if c.op != "RESIZE_BILINEAR" or c.dtype(0) not in (INT8, UINT8, INT16) or given is None:
         return False
@@ -257,7 +257,7 @@ def resize(c: OperatorConversion) -> None:
         attrs |= {"mode": "nearest", "nearest_mode": rounding}
     dtype = c.dtype(0)
     if dtype is not None and _is_bilinear_of_codes(c):
-        # Positions of unsigned codes are real numbers in LiteRT, too.
+        # LiteRT, too, computes positions of unsigned codes in real numbers.
         fixed: AttrDict = {**attrs, "fraction_bits": 0 if dtype == UINT8 else 10}
         c.emit_final("IntegerResize", [x, None, None, c.vector(1)], fixed, domain=TFLITE)
     elif attrs["mode"] == "linear" and dtype is not None and dtype.kind in "iu":

@@ -1,7 +1,7 @@
 """Rules of recurrent layers, whose states are variables: they carry over from run to run.
 
-A *layer* is a function from x [time, batch, features], whether to read it from its end, and whether
-time comes first, or else the batch, to outputs [time, batch, units] in the same order. Operators of
+A *layer* is a function of x [time, batch, features], a flag to read it from its end, and a flag for
+time first rather than batch first, to outputs [time, batch, units] in the same order. Operators of
 sequences and of single steps emit it around their input.
 """
 
@@ -30,7 +30,7 @@ _OUTPUT_STATE, _LSTM_INPUTS = 18, 24
 
 
 def _emit_sequences(c: OperatorConversion, x: Value, *layers: Layer) -> None:
-    """Emit layers that read the sequence ``x``, the second of them from its end."""
+    """Emit layers that read the sequence ``x``, the second layer from its end."""
     results = [layer(x, i > 0, bool(c.option("time_major"))) for i, layer in enumerate(layers)]
     if len(layers) == 1:
         c.emit_final("Identity", results)
@@ -55,7 +55,7 @@ def _rows(c: OperatorConversion, weights: Value) -> int:
 
 
 def _with_zeros(c: OperatorConversion, biases: Value, axis: int) -> Value:
-    """ONNX adds biases of the inputs and of the state; TFLite has the former alone."""
+    """Return ONNX's biases of the inputs and of the state; TFLite only has the former."""
     none = c.emit("Mul", [biases, c.like(0, biases)])
     return c.emit("Concat", [biases, none], axis=axis)
 
@@ -67,12 +67,12 @@ def _lstm(
     c: OperatorConversion, given: _Given, state: int, x: Value, reverse: bool, time_first: bool
 ) -> Value:
     """An LSTM. ``given`` are the inputs of UNIDIRECTIONAL_SEQUENCE_LSTM, in its order; its states
-    are those that the operator has from input ``state`` on."""
+    are the operator's inputs from ``state`` on."""
     # The gates are i, f, g, o in TFLite, and i, o, f, g in ONNX. Without weights for i it is 1 - f.
     gates = [gate for gate in (0, 3, 1, 2) if gate or given[1] is not None]
 
     def stacked(first: int) -> Value | None:
-        """The tensors of all gates, concatenated."""
+        """Return the tensors of all gates, concatenated."""
         parts = [given[first + gate] for gate in gates]
         return None if None in parts else c.emit("Concat", parts, axis=0)
 
@@ -96,7 +96,7 @@ def _lstm(
         "direction": "reverse" if reverse else "forward",
         "layout": 1 - time_first,
     }
-    # ONNX's LSTM has no projection, no scales of gates, and no clipping of cells alone.
+    # ONNX's LSTM has no projection, no scales of gates, and cannot clip only cells.
     if len(gates) == 4 and activation == _TANH and not any(clips.values()) and extras == [None] * 3:
         y, *ends = c.emit_several("LSTM", inputs, attrs, count=3)
     else:
@@ -108,8 +108,8 @@ def _lstm(
 
 
 def _is_integer(c: OperatorConversion) -> bool:
-    """Whether an LSTM is one of integers that ``IntegerLstm`` computes: of 8-bit codes, with gates
-    of 16 bits, and without peepholes, a projection or normalized gates."""
+    """Whether ``IntegerLstm`` computes an LSTM: it has 8-bit codes and 16-bit gates, and no
+    peepholes, projection or normalized gates."""
     given = c.inputs
     if len(given) < _OUTPUT_STATE + 2 or INT8 not in c.output_dtypes[-1:] or c.dtype(0) != INT8:
         return False
@@ -144,14 +144,14 @@ def _scaled(c: OperatorConversion) -> bool:
 
 
 def _integer_lstm(c: OperatorConversion, x: Value, reverse: bool, time_first: bool) -> Value:
-    """An LSTM of integers, whose sums of gates have 12 bits behind the point."""
+    """An LSTM of integers, whose sums of gates have 12 fractional bits."""
     q, states = c.quantizations, [State(c, _OUTPUT_STATE + i, codes=True) for i in range(2)]
     hidden = c.context.declared(c.scope, c.operator.intermediates[4]).quantization
     inner, outer, cell = q[0], q[18], q[19]
     assert inner is not None and outer is not None and cell is not None and hidden is not None
 
     def stacked(first: int) -> np.ndarray:
-        """The constants of four gates, as one."""
+        """Return the concatenated constants of four gates."""
         values = c.inputs[first : first + 4]
         return np.concatenate([v.const for v in values if v is not None and v.const is not None])
 
@@ -212,7 +212,7 @@ def lstm_step(c: OperatorConversion) -> None:
 
 
 def _basic_step(c: OperatorConversion) -> None:
-    """The kind of old files: gates i, g, f, o of one matrix, and states that are fed and given."""
+    """The kind in old files: gates i, g, f, o of one matrix, and states as inputs and outputs."""
     x, h, weights, bias, cell = c.take(5)
     if len(c.outputs) != 4:
         raise NodeError(f"has {len(c.outputs)} outputs, not 4")
@@ -233,7 +233,7 @@ def _rnn(
     c: OperatorConversion, weights: _Given, state: int, x: Value, reverse: bool, time_first: bool
 ) -> Value:
     """A layer of one activation. ``weights`` are those of the input and of the state, and the bias;
-    ``state`` is the input that is the state."""
+    ``state`` is the index of the input that is the state."""
     w, r, bias = weights
     if w is None or r is None or bias is None:
         raise NodeError("leaves out weights or biases")
@@ -251,7 +251,7 @@ def _rnn(
         "direction": "reverse" if reverse else "forward",
     }
     if activation == "Affine":
-        # ONNX's RNN must have an activation; alpha x + beta with 1 and 0 is none.
+        # ONNX's RNN requires an activation; alpha x + beta with 1 and 0 is the identity.
         attrs |= {"activation_alpha": [1.0], "activation_beta": [0.0]}
     y, y_h = c.emit_several("RNN", [x, w, r, biases, None, first], attrs, count=2)
     hidden.write(c.emit("Squeeze", [y_h, [1 - time_first]]))
@@ -280,8 +280,8 @@ def rnn_step(c: OperatorConversion) -> None:
 
 
 def _is_integer_svdf(c: OperatorConversion) -> bool:
-    """Whether SVDF is one of integers that ``IntegerSvdf`` computes: of 8-bit codes, with constant
-    weights and a memory of 16 bits, and no activation or Relu, which bounds codes alone."""
+    """Whether ``IntegerSvdf`` computes an SVDF: it has 8-bit codes, constant weights, a memory of
+    16 bits, and no activation or Relu, which only bounds codes."""
     if len(c.inputs) != 5 or c.output_dtypes != [INT8] or c.dtype(0) != INT8:
         return False
     values, state = c.inputs[1:4], c.operator.inputs[4]
@@ -301,7 +301,7 @@ def _is_integer_svdf(c: OperatorConversion) -> bool:
 
 
 def _integer_svdf(c: OperatorConversion, values: _Given, units: int) -> None:
-    """SVDF of integers. Relu is left out, as the kernel of the reference does."""
+    """SVDF of integers. Relu is left out, as in the reference kernel."""
     state, (x, w, times, bias) = State(c, 4, codes=True), values
     of_x, of_w, of_times, _, of_state = c.quantizations
     (of_y,) = c.output_quantizations
@@ -322,7 +322,7 @@ def _integer_svdf(c: OperatorConversion, values: _Given, units: int) -> None:
 @operator_rule("SVDF", integers=_is_integer_svdf)
 def svdf(c: OperatorConversion) -> None:
     """Each filter has a weight for each feature and one for each of the last steps: the state holds
-    what the features gave then. The filters of a unit, ``rank`` of them, add up."""
+    the features' results of these. The filters of a unit, ``rank`` of them, are summed."""
     x, features, times, bias = c.take(3, 5)[:4]
     filters, steps = c.static_shape(2, "the weights of time")
     rank = c.option("rank")

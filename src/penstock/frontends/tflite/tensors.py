@@ -1,7 +1,7 @@
 """Tensors of TFLite files: element types, shapes, quantization, and constants, dense or sparse.
 
 The file is not trusted: a shape is compared with the number of bytes before anything is allocated.
-Constants are views of the bytes that were read, wherever these are aligned, and read-only.
+Constants are read-only, and views of the bytes that were read if these are aligned.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _TYPES = """
 """
 _NAMES = {**dict(enumerate(_TYPES.split())), -1: "uint4"}
 HANDLES = frozenset({13, 14})
-"""Types of tensors that stand for a variable or a list."""
+"""types of tensors that stand for a variable or a list"""
 _PACKED = {17: 4, 19: 2, -1: 4}
-"""Bits of element types that are packed into bytes. As in TFLite's kernels, they are computed as
-int8 or uint8."""
+"""bits of element types that are packed into bytes. As in TFLite's kernels, they are computed as
+int8 or uint8"""
 _DENSE, _SPARSE = 0, 1
 _FREE_BYTES = 2**20
 _MAX_GROWTH = 64
@@ -38,18 +38,18 @@ _MAX_GROWTH = 64
 
 @dataclass(frozen=True, eq=False)
 class Quantization:
-    """The meaning of the integers of a tensor: ``(q - zero_point) * scale``. There is one of both,
-    or one for each place along ``axis``."""
+    """The meaning of the integers of a tensor: ``(q - zero_point) * scale``. There is one of each,
+    or one per index along ``axis``."""
 
     scales: Sequence[float]
     zero_points: Sequence[int]
     axis: int = 0
     values: dict[np.dtype, Value] = field(default_factory=dict)
-    """the constants that nodes have for the scale and, by their type, zero points"""
+    """the constants of nodes for the scale and, by their type, zero points"""
 
     @property
     def scale(self) -> np.ndarray:
-        """The scales in float32, the type that LiteRT computes with."""
+        """The scales in float32, in which LiteRT computes."""
         return np.array(self.scales, np.float32)
 
     @property
@@ -57,17 +57,17 @@ class Quantization:
         return len(self.scales) > 1
 
     def equals(self, other: Quantization) -> bool:
-        """Whether integers stand for the same numbers in both."""
+        """Whether integers represent the same numbers in both."""
         return self.scales == other.scales and self.zero_points == other.zero_points
 
     def is_of_products(self, x: Quantization, w: Quantization) -> bool:
-        """Whether its scale is that of products of ``x`` and ``w``, as far as float32 tells."""
+        """Whether its scale is that of products of ``x`` and ``w``, to the precision of float32."""
         products = x.scale * w.scale
         close = abs(self.scale - products) <= np.float32(1e-3) * products
         return bool((close & (products < np.inf)).all())
 
     def codes_of(self, bounds: tuple[float, float], dtype: np.dtype) -> list[int]:
-        """The codes of real numbers, or the nearest of the type."""
+        """Return the codes of real numbers, clamped to the range of the type."""
         limits, codes = np.iinfo(dtype), []
         for bound in bounds:
             steps = np.float32(bound) / np.float32(self.scales[0])
@@ -86,7 +86,7 @@ class DeclaredTensor(NamedTuple):
 
 
 def dtype_of(tensor: FlatTable) -> np.dtype | None:
-    """The element type, ``None`` for handles. Raises ``InvalidModel`` for an unknown one."""
+    """Return the element type, ``None`` for handles. ``InvalidModel``: an unknown type."""
     number = tensor.type
     if number in HANDLES:
         return None
@@ -98,7 +98,7 @@ def dtype_of(tensor: FlatTable) -> np.dtype | None:
 
 
 def input_type(tensor: FlatTable) -> Type:
-    """The type of a tensor that is fed; dims of -1 in the shape's signature are unknown."""
+    """Return the type of a tensor that is fed; dims of -1 in the shape's signature are unknown."""
     dtype = dtype_of(tensor)
     if dtype is None:
         return ANY
@@ -113,7 +113,7 @@ def input_type(tensor: FlatTable) -> Type:
 
 
 def quantization_of(tensor: FlatTable) -> Quantization | None:
-    """The quantization of a tensor; ``None`` if it has none. Raises ``TensorError``."""
+    """Return the quantization of a tensor, ``None`` if it has none. Raises ``TensorError``."""
     parameters = tensor.quantization
     if parameters is None or not parameters.scale:
         if parameters is not None and parameters.details_type > 1:
@@ -123,7 +123,7 @@ def quantization_of(tensor: FlatTable) -> Quantization | None:
     axis, count = parameters.quantized_dimension, len(scales)
     if len(points) not in (1, count):
         raise TensorError(f"has {count} scales, but {len(points)} zero points")
-    # No sum of float32 is beyond float64, unless one of them is not finite.
+    # A sum of float32 cannot overflow float64, unless one of them is not finite.
     if not (math.isfinite(sum(scales)) and min(scales) >= 0):
         raise TensorError("has a scale that is negative or not finite")
     if max(points) >= 2**31 or min(points) <= -(2**31):
@@ -134,7 +134,7 @@ def quantization_of(tensor: FlatTable) -> Quantization | None:
 
 
 def blocks_of(tensor: FlatTable) -> FlatTable | None:
-    """The parameters of a tensor with a scale for each block; None for others."""
+    """Return the parameters of a tensor with a scale for each block; None for others."""
     details = tensor.quantization and tensor.quantization.details
     return details if details is not None and details.kind == "BlockwiseQuantization" else None
 
@@ -147,13 +147,13 @@ class TensorContents(ConstantBudget):
     weights: WeightFile
 
     def place(self, tensor: FlatTable) -> Bytes | None:
-        """The place of a tensor's contents; ``None`` if it has none. Raises ``TensorError``."""
+        """Return the place of a tensor's contents, or ``None``. Raises ``TensorError``."""
         if not 0 <= tensor.buffer < len(self.buffers):
             raise TensorError(f"is in buffer {tensor.buffer}, of {len(self.buffers)}")
         buffer = self.buffers[tensor.buffer]
         if buffer.data.size:
             return buffer.data
-        # TFLite takes only offsets above 1 for contents behind the flatbuffer.
+        # TFLite only accepts offsets above 1 for contents after the flatbuffer.
         if buffer.offset <= 1 and not buffer.size:
             return None
         if buffer.offset + buffer.size > self.weights.size:
@@ -164,7 +164,7 @@ class TensorContents(ConstantBudget):
         return Bytes(buffer.offset, buffer.size)
 
     def read(self, tensor: FlatTable, dtype: np.dtype | None, place: Bytes) -> np.ndarray:
-        """The contents of a constant. Raises ``TensorError``."""
+        """Return the contents of a constant. Raises ``TensorError``."""
         dims = tuple(tensor.shape)
         if dtype is None:
             raise TensorError("is a handle, which cannot be constant")
@@ -177,7 +177,7 @@ class TensorContents(ConstantBudget):
         if dtype == STRING:
             array = _strings(data, count)
         else:
-            # The shape says nothing of how many elements of a sparse tensor are stored.
+            # The shape does not determine how many elements of a sparse tensor are stored.
             stored = count if tensor.sparsity is None else data.size // dtype.itemsize
             array = _elements(data, dtype, stored, _PACKED.get(tensor.type, 0))
             if tensor.sparsity is not None:
@@ -187,10 +187,10 @@ class TensorContents(ConstantBudget):
         return array
 
     def _dense(self, sparsity: FlatTable, values: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
-        """The dense form of a sparse tensor, zero where nothing is stored.
+        """Return the dense form of a sparse tensor, zero where nothing is stored.
 
         Levels are the dims, and those of blocks, in the order in which they are stored. Each entry
-        of a level is a place in its parent's; it says how its own entries are numbered.
+        of a level is a place within its parent's; the level says how its entries are numbered.
         """
         order, block_dims = sparsity.traversal_order, sparsity.block_map
         levels = sparsity.dim_metadata
@@ -199,7 +199,7 @@ class TensorContents(ConstantBudget):
         if not (rank and fits) or any(not 0 <= dim < rank for dim in block_dims):
             raise TensorError(f"is sparse in levels {order}, which do not fit its {rank} dims")
         size = math.prod(dims) * values.itemsize
-        # Else a few bytes could ask for all memory.
+        # Otherwise a few bytes could request all memory.
         if size > _FREE_BYTES + _MAX_GROWTH * self.weights.size:
             raise TensorError(f"takes {size} bytes in dense form, far more than the file has")
         sizes = [level.dense_size for level in levels]
@@ -225,7 +225,7 @@ class TensorContents(ConstantBudget):
 def _children(
     metadata: FlatTable, entries: np.ndarray, most: int
 ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
-    """The number of children of each entry, and of these the places and their own numbers."""
+    """Return each entry's number of children, and of these the places and their own numbers."""
     if metadata.format == _DENSE:
         size = metadata.dense_size
         if size < 0 or entries.size * size > most:
@@ -239,14 +239,14 @@ def _children(
     ends = begins + counts
     if np.any((begins < 0) | (counts < 0) | (ends > indices.size)) or counts.sum() > most:
         raise TensorError("is sparse with segments out of range")
-    # Children are counted through all entries: a child's own number is that less its siblings'
-    # first.
+    # Children are counted through all entries: a child's own number is that minus the number of its
+    # first sibling.
     numbers = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
     return counts, (indices[numbers], numbers)
 
 
 def _integers(vector: FlatTable | None) -> np.ndarray:
-    """A vector of a sparse dim, of any of its types of integers."""
+    """Return a vector of a sparse dim, of any of its types of integers."""
     if vector is None:
         return np.empty(0, np.int64)
     small = vector.kind == "Uint8Vector"
@@ -265,7 +265,7 @@ def _elements(data: np.ndarray, dtype: np.dtype, count: int, bits: int) -> np.nd
 
 
 def _strings(data: np.ndarray, count: int) -> np.ndarray:
-    """The number of strings, the offset of each and of the end, then their bytes."""
+    """Read strings: their number, the offset of each and of the end, then their bytes."""
     head = array_from_bytes(data[: data.size // 4 * 4], np.dtype(np.int32))
     if not head.size or head[0] != count or head.size < count + 2:
         raise TensorError(f"does not have the {count} strings of its shape")

@@ -1,7 +1,7 @@
-"""Files of TFLite, written from Python values by the table of the schema.
+"""Write TFLite files from Python values, according to the schema.
 
-A table is a dict of fields by name, and only those that are in it are written; one of a union is a
-pair of the name of its table and a dict. So a file that was read, changed and written again keeps
+A table is a dict of fields by name, and only fields in the dict are written; a union's table is a
+pair of its name and a dict. So a file that was read, changed and written again keeps
 what was not changed::
 
     with opened_model(data, "m.tflite", wanted="tflite") as (model, weights):
@@ -9,8 +9,8 @@ what was not changed::
     fields["description"] = "changed"
     data = serialized(fields)
 
-Contents of buffers and options of custom operators that lie behind the flatbuffer, where an offset
-finds them, are in a field of their own until they are written (``OUTSIDE``), and go there again.
+Contents of buffers and options of custom operators that lie after the flatbuffer, referred to by
+offsets, are kept in a field of their own until they are written (``OUTSIDE``), again at the end.
 Fields that the schema calls obsolete are left out.
 """
 
@@ -25,26 +25,26 @@ from penstock.frontends.common.weight_file import WeightFile
 from penstock.frontends.tflite.flatbuffer import CODES, FlatTable, TableField, schema
 
 Fields: TypeAlias = dict[str, Any]
-"""A table: what its fields are by name"""
+"""a table: its fields by name"""
 Content: TypeAlias = Any
-"""What a field is: a text, bytes, a table, the name of a union's table and that, or a list"""
+"""a field: a text, bytes, a table, a union's table with its name, or a list of these"""
 
 OUTSIDE = " outside"  # no field of the schema has a blank in its name
 _PLACES = {
     "Buffer": ("offset", "size"),
     "Operator": ("large_custom_options_offset", "large_custom_options_size"),
 }
-"""The fields that say where bytes behind the flatbuffer begin, and how many they are, by table"""
-_ALIGNMENT = 16  # bytes, of what kernels read
-_MAX_SIZE = 2**31  # bytes of a flatbuffer, whose offsets are signed in part
+"""the fields with the offset and size of bytes after the flatbuffer, by table"""
+_ALIGNMENT = 16  # bytes, of contents that kernels read
+_MAX_SIZE = 2**31  # bytes of a flatbuffer, some of whose offsets are signed
 _OFFSET = Struct("<I")
 _STRUCTS = {name: Struct(f"<{code}") for name, code in CODES.items()}
-_FIRST_PLACE = 1  # TFLite takes only larger offsets for places behind the flatbuffer
+_FIRST_PLACE = 1  # TFLite only accepts larger offsets for places after the flatbuffer
 
 
 def fields_of(table: FlatTable, weights: WeightFile) -> Fields:
-    """All of a table that was read, and of the tables in it. Raises ``InvalidModel`` if the file is
-    damaged, ``PenstockError`` for fields that the schema does not have: they would be lost."""
+    """Return all fields of a table and of its nested tables. Raises ``InvalidModel`` if the file is
+    damaged, ``PenstockError`` for fields that the schema does not have, which would be lost."""
     fields: Fields = {}
     if table.is_newer:
         raise _unknown(table.kind, "fields")
@@ -70,7 +70,7 @@ def fields_of(table: FlatTable, weights: WeightFile) -> Fields:
 
 
 def _plain(table: FlatTable, name: str, field: TableField, weights: WeightFile) -> object:
-    """A field as ``serialized`` takes it."""
+    """Return a field as ``serialized`` takes it."""
     if field.vector and field.type == "uint8":
         return table.content(name)
     value = getattr(table, name)
@@ -92,7 +92,7 @@ def _unknown(kind: str, what: str) -> PenstockError:
 
 
 def serialized(fields: Fields, identifier: bytes = b"TFL3") -> bytes:
-    """The file of a ``Model`` table. Raises ``PenstockError`` if it is too large for one."""
+    """Return the file of a ``Model`` table. Raises ``PenstockError`` if it would be too large."""
     writer = _Writer()
     writer.data[4:8] = identifier
     writer.point(0, writer.table("Model", fields))
@@ -105,7 +105,7 @@ def serialized(fields: Fields, identifier: bytes = b"TFL3") -> bytes:
 
 
 class _Writer:
-    """Appends tables behind what refers to them, and fills the offset in."""
+    """Appends tables after the tables that refer to them, and fills in the offsets."""
 
     def __init__(self) -> None:
         self.data = bytearray(8)
@@ -113,14 +113,14 @@ class _Writer:
         self._outside: list[tuple[int, bytes]] = []
 
     def finished(self) -> bytes:
-        """The bytes, with those behind the flatbuffer."""
+        """Return the bytes, including those after the flatbuffer."""
         for place, content in self._outside:
             pack_into("<Q", self.data, place, self.align(_ALIGNMENT))
             self.data += content
         return bytes(self.data)
 
     def align(self, size: int, extra: int = 0) -> int:
-        """Pad to where the place ``extra`` bytes further on is a multiple of ``size``."""
+        """Pad so that the place ``extra`` bytes further on is a multiple of ``size``."""
         self.data += bytes(-(len(self.data) + extra) % size)
         return len(self.data)
 
@@ -128,20 +128,20 @@ class _Writer:
         pack_into("<I", self.data, at, target - at)
 
     def table(self, kind: str, fields: Fields) -> int:
-        """Append a table; its place."""
+        """Append a table and return its place."""
         declared, content = schema().tables[kind], fields.get(OUTSIDE)
         place_field, size_field = _PLACES.get(kind, ("", ""))
         if content is not None:
-            # The offset is known in the end; one of 0 would be left out.
+            # The offset is known only at the end; an offset of 0 would be left out.
             fields = {**fields, place_field: _FIRST_PLACE + 1, size_field: len(content)}
-        # The widest first, so that nothing lies between them.
+        # The widest first, so that no padding is needed between them.
         structs = {
             name: _STRUCTS[declared[name].type] if declared[name].is_number else _OFFSET
             for name in fields
             if name != OUTSIDE
         }
         names = sorted(structs, key=lambda name: -structs[name].size)
-        # The offset of the vtable has four bytes; the fields behind it are aligned.
+        # The offset of the vtable has four bytes; the fields after it are aligned.
         at = self.align(max([4, *[own.size for own in structs.values()]]), 4)
         self.data += bytes(4)
         pending, slots = [], [0] * max([declared[name].slot + 1 for name in names], default=0)
@@ -156,21 +156,21 @@ class _Writer:
             if content is not None and name == place_field:
                 self._outside.append((place, content))
         vtable = pack(f"<{2 + len(slots)}H", 4 + 2 * len(slots), len(self.data) - at, *slots)
-        # Tables with the same fields share one, as in files of other writers.
+        # Tables with the same fields share a vtable, as in files of other writers.
         if vtable not in self._vtables:
             self._vtables[vtable] = self.align(2)
             self.data += vtable
         pack_into("<i", self.data, at, at - self._vtables[vtable])
-        # Offsets lead forward only: what a table refers to comes behind it.
+        # Offsets only lead forward: a table precedes what it refers to.
         for place, field, value in pending:
             self.point(place, self.content(field, value))
         return at
 
     def content(self, field: TableField, value: Content) -> int:
-        """Append a text, a vector or a table; its place."""
+        """Append a text, a vector or a table and return its place."""
         if not field.vector:
             if field.type == "text":
-                text = value.encode("utf-8", "surrogateescape")  # as it was decoded
+                text = value.encode("utf-8", "surrogateescape")  # the inverse of decoding
                 return self.vector(text, len(text), 1)
             return (
                 self.table(*value)
@@ -191,8 +191,8 @@ class _Writer:
         return at
 
     def vector(self, data: bytes, count: int, alignment: int) -> int:
-        """Append a vector of ``count`` elements; its place."""
+        """Append a vector of ``count`` elements and return its place."""
         at = self.align(max(alignment, 4), 4)
-        # A zero ends texts; it is harmless behind others.
+        # A zero ends texts; it is harmless after other vectors.
         self.data += _OFFSET.pack(count) + data + b"\0"
         return at

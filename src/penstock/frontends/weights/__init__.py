@@ -1,1 +1,1 @@
-"""Files of weights without a graph: the graph is made from a configuration and the architecture."""
+"""Files of weights without a graph, which is built from a configuration and the architecture."""

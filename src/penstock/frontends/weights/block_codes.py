@@ -1,7 +1,7 @@
-"""Blocks of quantized weights, as GGUF files have them.
+"""Blocks of quantized weights, as GGUF files store them.
 
-A block of ``size`` weights of a row has codes and what turns them into numbers. All formats become
-one form, which MatMulNBits takes::
+A block of ``size`` weights of a row has codes and parameters that convert them to numbers. All
+formats are converted to one, which MatMulNBits takes::
 
     weight = (code - zero) * scale      for each group of 16 or 32 weights of a row
 
@@ -12,7 +12,7 @@ one form, which MatMulNBits takes::
     Q5_K  256 weights:  as Q4_K, with 32 bytes of highest bits
     Q6_K  256 weights:  128 bytes of low and 64 of high bits, 16 scales, scale of scales
 
-Q4_1 and Q5_1 have a least weight, too. The layouts are those of https://github.com/ggml-org/ggml,
+Q4_1 and Q5_1 also have a minimum. The layouts are those of https://github.com/ggml-org/ggml,
 ``ggml-common.h`` and ``ggml-quants.c``.
 """
 
@@ -28,15 +28,15 @@ from penstock.core.types import FLOAT32
 from penstock.host.native import in_c_order
 
 _TOGETHER = 1 << 18
-"""weights that are decoded at a time, since what is between takes several times their memory, and
-is to lie in a cache"""
+"""weights that are decoded at a time: intermediate results take several times their memory, and
+should fit into a cache"""
 _NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
 
 
 class BlockCodes(NamedTuple):
-    """A matrix of ``codes`` of ``bits`` bits, uint8 [rows, columns * bits / 8], packed as
-    MatMulNBits has them: of two in a byte, the first in the low bits. ``scales`` and ``zeros``
-    [rows, columns / group] are float32. Without ``zeros`` these are the middle of the range of
+    """A matrix of ``codes`` of ``bits`` bits, uint8 [rows, columns * bits / 8], packed as in
+    MatMulNBits: the first code of a byte is in the low bits. ``scales`` and ``zeros``
+    [rows, columns / group] are float32. Without ``zeros``, the zero is the middle of the range of
     codes."""
 
     codes: np.ndarray
@@ -54,11 +54,11 @@ class BlockCodes(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Weights that share a scale."""
+        """The number of weights that share a scale."""
         return self.columns // int(self.scales.shape[1])
 
     def dequantized(self) -> np.ndarray:
-        """The weights, float32 [rows, columns]."""
+        """Return the weights, float32 [rows, columns]."""
         codes = self.codes
         if self.bits == 4:
             codes = np.stack((codes & 15, codes >> 4), -1)
@@ -69,15 +69,15 @@ class BlockCodes(NamedTuple):
         return weights.reshape(self.rows, self.columns)
 
     def of_group(self, group: int) -> BlockCodes:
-        """The same weights with groups of ``group`` weights, a divisor of that of now."""
+        """Return the same weights with groups of ``group``, a divisor of the current size."""
         times = self.group // group
         zeros = None if self.zeros is None else np.repeat(self.zeros, times, 1)
         return BlockCodes(self.codes, np.repeat(self.scales, times, 1), zeros, self.bits)
 
 
 class _Format(NamedTuple):
-    """A block has ``size`` weights, whose bytes are the fields of ``block``; ``decode`` gives codes
-    in packed form, scales, and zeros or None of some blocks."""
+    """A block has ``size`` weights, and ``block`` is the dtype of its bytes; ``decode`` returns for
+    some blocks packed codes, scales, and zeros or None."""
 
     size: int
     block: np.dtype
@@ -93,14 +93,14 @@ def _real(blocks: np.ndarray, name: str) -> np.ndarray:
 
 
 def _halves(nibbles: np.ndarray) -> np.ndarray:
-    """The low four bits of all bytes of the last axis, then the high ones."""
+    """Return the low four bits of all bytes of the last axis, then the high ones."""
     return np.concatenate((nibbles & 15, nibbles >> 4), -1)
 
 
 def _paired(nibbles: np.ndarray) -> np.ndarray:
-    """As ``_halves``, with two neighbours in a byte."""
-    # Sixteen bytes give eight pairs of low bits, and eight of high ones. Words of eight bytes are
-    # computed at once, since NumPy takes long for rows of a few.
+    """``_halves``, but with two adjacent codes in a byte."""
+    # Sixteen bytes give eight pairs of low bits and eight of high ones. Words of eight bytes are
+    # computed at once, since NumPy is slow for short rows.
     words = in_c_order()(nibbles).reshape(-1).view("<u8")
     pairs = np.empty((nibbles.size // nibbles.shape[-1], 2, nibbles.shape[-1] // 16), "<u8")
     for i, low in enumerate((words & _NIBBLES, words >> np.uint64(4) & _NIBBLES)):
@@ -111,8 +111,8 @@ def _paired(nibbles: np.ndarray) -> np.ndarray:
 
 
 def _zeros(codes: np.ndarray, scales: np.ndarray, offsets: np.ndarray) -> _Parts:
-    """The parts of weights that are ``code * scale - offset``; ``codes`` [..., groups, bytes]."""
-    # Where all codes stand for one number, that is one step below a zero of 1.
+    """Return the parts of weights ``code * scale - offset``; ``codes`` [..., groups, bytes]."""
+    # If all codes represent one number, it is one step below a zero of 1.
     flat = scales == 0
     codes[flat] = 0
     scales = np.where(flat, offsets, scales)
@@ -129,7 +129,7 @@ def _q4_1(blocks: np.ndarray) -> _Parts:
 
 
 def _fifth_bits(blocks: np.ndarray) -> np.ndarray:
-    """Codes of five bits, whose highest ones are those of a number of 32 bits."""
+    """Return codes of five bits, whose highest bits are those of a 32-bit number."""
     high = np.unpackbits(blocks["high"], axis=-1, bitorder="little")
     return _halves(blocks["codes"]) | high << 4
 
@@ -147,7 +147,7 @@ def _q8_0(blocks: np.ndarray) -> _Parts:
 
 
 def _six_bits(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Eight scales and eight minima of 6 bits, in 12 bytes."""
+    """Return eight scales and eight minima of 6 bits, from 12 bytes."""
     low, middle, high = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = np.concatenate((low & 63, high & 15 | low >> 6 << 4), -1)
     minima = np.concatenate((middle & 63, high >> 4 | middle >> 6 << 4), -1)
@@ -155,7 +155,7 @@ def _six_bits(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _of_groups(blocks: np.ndarray, codes: np.ndarray) -> _Parts:
-    """The parts of eight groups, whose scales and minima have scales themselves."""
+    """Return the parts of eight groups, whose scales and minima have scales themselves."""
     factors, minima = _six_bits(blocks["scales"])
     scales = (_real(blocks, "scale")[..., None] * factors).astype(FLOAT32)
     offsets = (_real(blocks, "least")[..., None] * minima).astype(FLOAT32)
@@ -207,11 +207,11 @@ FORMATS = {
         256, _block(("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), _SCALE), 8, _q6_k
     ),
 }
-"""formats by their names"""
+"""formats by name"""
 
 
 def decode(format_name: str, data: np.ndarray, columns: int) -> BlockCodes:
-    """The blocks of a matrix with rows of ``columns`` weights, from its bytes."""
+    """Return the blocks of a matrix with rows of ``columns`` weights, from its bytes."""
     form = FORMATS[format_name]
     blocks = data.view(form.block).reshape(-1, columns // form.size)
     step, whole = max(_TOGETHER // columns, 1), list[np.ndarray]()

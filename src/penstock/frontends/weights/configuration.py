@@ -1,4 +1,4 @@
-"""The sizes of a decoder, and its differences from others, as read from a ``config.json``."""
+"""The sizes of a decoder and its variations, as read from a ``config.json``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ EXPORT = "export the model with optimum-cli export onnx"
 
 
 class Experts(NamedTuple):
-    """Mixtures of experts: of ``total`` experts each token passes ``used``, with ``inner`` features
-    each; ``normalized``: the shares of these add up to 1; ``layers`` are those that have them."""
+    """Mixtures of experts: each token passes ``used`` of ``total`` experts, with ``inner`` features
+    each; ``normalized``: their shares add up to 1; ``layers`` are the layers that have experts."""
 
     total: int
     used: int
@@ -28,9 +28,9 @@ class Experts(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class DecoderConfiguration:
     """``rotaries`` and ``windows`` are by layer: None for a layer without positions, 0 for one that
-    sees all keys. ``norm_offset`` is added to weights of norms. ``sandwich``: norms also behind
-    attention and feed-forward. ``fused``: one product makes queries, keys and values, and another
-    one gate and up. ``interleaved``: neighbours turn together, not features of both halves."""
+    sees all keys. ``norm_offset`` is added to weights of norms. ``sandwich``: norms also follow
+    attention and feed-forward. ``fused``: one product computes queries, keys and values, and
+    one gate and up. ``interleaved``: adjacent features form a pair, not features of two halves."""
 
     layers: int
     width: int
@@ -57,8 +57,8 @@ class DecoderConfiguration:
 
 
 class DecoderFamily(NamedTuple):
-    """Differences between the decoders of a type. ``defaults``: values of settings that a
-    configuration may omit."""
+    """The variations of decoders of one type. ``defaults``: values of settings that a configuration
+    may omit."""
 
     qk_norm: bool = False
     qkv_bias: bool = False
@@ -93,7 +93,7 @@ FAMILIES: Mapping[str, DecoderFamily] = {
     "phi3": DecoderFamily(fused=True, defaults={"rms_norm_eps": 1e-5}),
     "smollm3": DecoderFamily(defaults={"rope_theta": 2_000_000.0, "tie_word_embeddings": True}),
 }
-"""by ``model_type``"""
+"""families by ``model_type``"""
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -107,7 +107,7 @@ ACTIVATIONS = {
 
 
 def decoder_configuration(settings: Settings, model_type: str) -> DecoderConfiguration:
-    """The configuration of a decoder of ``FAMILIES``. Raises ``InvalidModel``, ``Unsupported``."""
+    """Return the configuration of a decoder of ``FAMILIES``. ``InvalidModel``, ``Unsupported``."""
     family = FAMILIES[model_type]
     settings = Settings(settings.label, settings.values, settings.prefix, family.defaults)
     layers, heads = settings.count("num_hidden_layers"), settings.count("num_attention_heads")
@@ -149,7 +149,7 @@ def decoder_configuration(settings: Settings, model_type: str) -> DecoderConfigu
 
 
 def checked_size(settings: Settings, key: str, size: int) -> int:
-    """The size of a head. Raises ``InvalidModel`` for one of which no file has the weights."""
+    """Return the size of a head. Raises ``InvalidModel`` for a size that no file has."""
     if not 0 < size <= _MOST_SIZE:
         raise settings.wrong(key, size, f"a size of heads from 1 to {_MOST_SIZE}")
     return size
@@ -185,7 +185,7 @@ def _experts(settings: Settings, layers: int) -> Experts:
 
 
 def _windows(settings: Settings, model_type: str, layers: int) -> list[int]:
-    """The keys that queries of each layer see at most, 0 for all."""
+    """Return how many keys queries of each layer see at most, 0 for all."""
     window = settings.optional_count("sliding_window")
     if not window:
         return [0] * layers
@@ -193,14 +193,14 @@ def _windows(settings: Settings, model_type: str, layers: int) -> list[int]:
         return [window] * layers
     if not model_type.startswith("gemma") and not settings.flag("use_sliding_window"):
         return [0] * layers
-    if model_type == "qwen3_moe":  # of which max_window_layers is not read
+    if model_type == "qwen3_moe":  # its max_window_layers is not read
         return [window] * layers
     types = layer_types(settings, model_type, layers)
     return [window if kind == "sliding_attention" else 0 for kind in types]
 
 
 def layer_types(settings: Settings, model_type: str, layers: int) -> list[object]:
-    """The type of attention of each layer."""
+    """Return the type of attention of each layer."""
     types = settings.elements("layer_types", layers)
     if types is not None:
         unknown = [x for x in types if x not in ("sliding_attention", "full_attention")]
@@ -219,7 +219,7 @@ def layer_types(settings: Settings, model_type: str, layers: int) -> list[object
 
 
 def _turning(settings: Settings, layers: int) -> list[bool]:
-    """Whether each layer has a rotary embedding, of SmolLM3."""
+    """Return whether each layer has a rotary embedding, for SmolLM3."""
     flags = settings.elements("no_rope_layers", layers)
     step = settings.count("no_rope_layer_interval", 4)
     return [bool((i + 1) % step) if flags is None else bool(flags[i]) for i in range(layers)]

@@ -1,4 +1,4 @@
-"""The graph of a decoder as Llama has it, with the differences of its relatives.
+"""The graph of a decoder like Llama, with the variations of related models.
 
 ::
 
@@ -68,7 +68,7 @@ def write_decoder(store: TensorStore, config: DecoderConfiguration) -> ModelWrit
 def past_inputs(
     b: ModelWriter, layers: int, kv_heads: int, head_size: int
 ) -> list[tuple[Value, Value]]:
-    """The keys and values of the past of each layer."""
+    """Return the keys and values of the past of each layer."""
     shape = ("batch", kv_heads, "past", head_size)
     names = [[f"past_key_values.{i}.{part}" for part in ("key", "value")] for i in range(layers)]
     return [(b.input(key, FLOAT32, shape), b.input(value, FLOAT32, shape)) for key, value in names]
@@ -77,7 +77,7 @@ def past_inputs(
 def present_outputs(
     b: ModelWriter, presents: list[list[Value]], kv_heads: int, head_size: int
 ) -> None:
-    """Let keys and values of each layer, with those of the past, be outputs."""
+    """Make the keys and values of each layer, including those of the past, outputs."""
     dims = ("batch", kv_heads, "total", head_size)
     for i, (key, value) in enumerate(presents):
         b.output(f"present.{i}.key", key, dims)
@@ -90,7 +90,7 @@ def output_logits(b: ModelWriter, logits: Value) -> None:
 
 
 def head(b: ModelWriter, x: Value, width: int, tied: bool) -> Value:
-    """The scores of all tokens: by a matrix of their own, or by that of the embedding."""
+    """Return the scores of all tokens: by a separate matrix, or by that of the embedding."""
     role = "token_embd" if tied else "output"
     return b.linear(x, role, width, b.store.shape(f"{role}.weight")[0])
 
@@ -116,7 +116,7 @@ def _norm(b: ModelWriter, x: Value, role: str, config: DecoderConfiguration) -> 
 
 
 def _added(b: ModelWriter, x: Value, y: Value, norm: str, config: DecoderConfiguration) -> Value:
-    """``x + y``, or ``x + norm(y)``."""
+    """Return ``x + y``, or ``x + norm(y)``."""
     return b.op("Add", x, _norm(b, y, norm, config) if config.sandwich else y)
 
 
@@ -179,7 +179,7 @@ def _queries_keys_values(
 
 
 def _head_norm(b: ModelWriter, x: Value, role: str, config: DecoderConfiguration) -> Value:
-    """Each head of ``x`` [batch, rows, heads * size] divided by its root mean square."""
+    """Divide each head of ``x`` [batch, rows, heads * size] by its root mean square."""
     heads = b.op("Reshape", x, (0, 0, -1, config.head_size))
     y = b.norm(heads, role, config.head_size, config.epsilon, config.norm_offset)
     return b.op("Reshape", y, (0, 0, -1))
@@ -196,7 +196,7 @@ def _feed_forward(b: ModelWriter, x: Value, layer: str, config: DecoderConfigura
 
 
 def activated(b: ModelWriter, x: Value, activation: str) -> Value:
-    """An activation of ``configuration.ACTIVATIONS``."""
+    """Apply an activation of ``configuration.ACTIVATIONS``."""
     if activation == "silu":
         return b.op("Swish", x, alpha=1.0)
     if activation == "relu":

@@ -1,10 +1,10 @@
-"""The graph of an encoder of texts: BERT, RoBERTa and DistilBERT.
+"""The graph of a text encoder: BERT, RoBERTa and DistilBERT.
 
 ::
 
     input_ids, attention_mask (, token_type_ids) -> last_hidden_state [batch, rows, width]
 
-The mask is a bias of scores, as exporters write it: 0 for tokens, the least number for padding.
+The mask is a bias of scores, as exporters write it: 0 for tokens, the lowest number for padding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENCODERS = ("bert", "roberta", "distilbert")
 
 
 class EncoderConfiguration(NamedTuple):
-    """``padding``: the token that pads, for RoBERTa, whose positions are counted without it."""
+    """``padding``: the padding token, for RoBERTa, whose positions are counted without it."""
 
     layers: int
     width: int
@@ -47,7 +47,7 @@ _DISTILBERT = {
 
 
 def encoder_configuration(settings: Settings, model_type: str) -> EncoderConfiguration:
-    """The configuration in a ``config.json``."""
+    """Return the configuration in a ``config.json``."""
     names = _DISTILBERT if model_type == "distilbert" else {key: key for key in _DISTILBERT}
     layers, width, inner, heads = (settings.count(names[key]) for key in [*_DISTILBERT][:4])
     if layers > MOST_LAYERS or width % heads:
@@ -95,7 +95,7 @@ def write_encoder(store: TensorStore, config: EncoderConfiguration) -> ModelWrit
 
 
 def _positions(b: ModelWriter, ids: Value, config: EncoderConfiguration) -> Value:
-    """The positions of tokens: from 0 on, or of RoBERTa behind the number of the padding."""
+    """Return the positions of tokens: from 0 on, or for RoBERTa after the padding's number."""
     if config.padding is None:
         length = b.op("Gather", b.op("Shape", ids), 1, axis=0)
         scalar = b.constant(np.array(0, np.int64), INT64)

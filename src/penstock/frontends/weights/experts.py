@@ -1,8 +1,8 @@
 """Mixtures of experts: a router, and the feed-forward networks that it chooses among.
 
-The experts of all but quantized files are one MoE of com.microsoft, those of blocks one QMoE. GGUF
-has the experts of a layer in one tensor [experts, rows, columns]; checkpoints have one of each, or
-one of gates and ups together.
+The experts of unquantized files become one MoE of com.microsoft, those of blocks one QMoE. GGUF
+has the experts of a layer in one tensor [experts, rows, columns]; checkpoints have one tensor for
+each, or one for gates and ups together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROLES = ("gate", "down", "up")
 
 
 def mixture_of(b: ModelWriter, x: Value, layer: int, width: int, experts: Experts) -> Value:
-    """The sum of the experts that the router chooses for each row of ``x`` [batch, rows, width]."""
+    """Return the sum of the experts that the router chooses for each row [batch, rows, width]."""
     scores = b.linear(x, f"blk.{layer}.ffn_gate_inp", width, experts.total)
     scores = b.op("Reshape", scores, (-1, experts.total))
     settings: dict[str, int | str] = {
@@ -46,7 +46,7 @@ def _shapes(width: int, experts: Experts) -> list[tuple[int, int, int]]:
 
 
 def _stored(store: TensorStore, layer: int, width: int, experts: Experts) -> list[StoredTensor]:
-    """The tensors of all experts of a layer; none if each expert has its own."""
+    """Return the tensors of all experts of a layer, or [] if each expert has its own."""
     names = [f"blk.{layer}.ffn_{role}_exps.weight" for role in _ROLES]
     if names[0] not in store:
         return []
@@ -57,7 +57,7 @@ def _stored(store: TensorStore, layer: int, width: int, experts: Experts) -> lis
 def _arrays(
     store: TensorStore, layer: int, width: int, experts: Experts, stored: list[StoredTensor]
 ) -> Iterator[np.ndarray]:
-    """The weights of all experts, in the order of ``_ROLES``."""
+    """Return the weights of all experts, in the order of ``_ROLES``."""
     if stored:
         yield from (tensor.array() for tensor in stored)
         return
@@ -83,9 +83,9 @@ def _packed(
     stored: list[StoredTensor],
     settings: dict[str, int | str],
 ) -> Value:
-    """The experts of blocks of codes, as QMoE."""
+    """Return the experts of blocks of codes, as a QMoE."""
     codes = [tensor.codes() for tensor in stored]
-    group = min(layer.group for layer in codes)  # one for all layers
+    group = min(layer.group for layer in codes)  # one size for all layers
     zeros: list[Operand] = []
     for i, (tensor, layer) in enumerate(zip(stored, codes, strict=True), 1):
         layer = layer.of_group(group)

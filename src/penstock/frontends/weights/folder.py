@@ -46,7 +46,7 @@ def is_weights_folder(folder: str) -> bool:
 
 
 def load_folder(folder: Path, limits: Limits, map_weights: bool) -> Model:
-    """The model of a folder. Raises ``InvalidModel``, ``Unsupported``."""
+    """Return the model of a folder. Raises ``InvalidModel``, ``Unsupported``."""
     text = _text(folder, CONFIGURATION)
     settings = Settings(CONFIGURATION, _parsed(text, CONFIGURATION))
     model_type = settings.text("model_type")
@@ -57,7 +57,7 @@ def load_folder(folder: Path, limits: Limits, map_weights: bool) -> Model:
             CONFIGURATION,
         )
     inner = settings.inner("text_config") if model_type == "gemma3" else None
-    if inner is not None:  # the decoder of a model that sees images as well
+    if inner is not None:  # the decoder of a model that also reads images
         settings, model_type = inner, "gemma3_text"
     write = _writer(settings, model_type)
     tensors = _tensors(folder, map_weights)
@@ -73,7 +73,7 @@ def load_folder(folder: Path, limits: Limits, map_weights: bool) -> Model:
 
 
 def _writer(settings: Settings, model_type: str) -> Callable[[TensorStore], ModelWriter]:
-    """The function that makes the graph of an architecture."""
+    """Return the function that builds the graph of an architecture."""
     if model_type in FAMILIES:
         return partial(write_decoder, config=decoder_configuration(settings, model_type))
     if model_type == "gpt2":
@@ -86,7 +86,7 @@ def _writer(settings: Settings, model_type: str) -> Callable[[TensorStore], Mode
 
 
 def _tensors(folder: Path, mapped: bool) -> dict[str, StoredTensor]:
-    """The tensors of all files of weights, by name."""
+    """Return the tensors of all files of weights, by name."""
     names = os.listdir(folder)
     shards: Mapping[str, object] = {}
     if _INDEX in names:
@@ -98,7 +98,7 @@ def _tensors(folder: Path, mapped: bool) -> dict[str, StoredTensor]:
         files = [_WEIGHTS] if _WEIGHTS in own else own
     tensors: dict[str, StoredTensor] = {}
     for name in files:
-        # A plain name: files of caches may be links, but none is looked for elsewhere.
+        # A plain name: files of caches may be links, but no file is looked for elsewhere.
         if os.path.basename(name) != name or not name.endswith(_SUFFIX):
             raise InvalidModel(f"{_INDEX} names {quoted(name)}, which is no file of this folder")
         if name not in names:
@@ -144,14 +144,14 @@ def _text(folder: Path, name: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise InvalidModel(f"{name} is no text in UTF-8: {error}") from error
+        raise InvalidModel(f"{name} is not text in UTF-8: {error}") from error
 
 
 def _parsed(text: str, name: str) -> Mapping[str, object]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"{name} is no JSON: {error}; download it again") from error
+        raise InvalidModel(f"{name} is not JSON: {error}; download it again") from error
     if not isinstance(values, dict):
         raise InvalidModel(f"{name} is not a JSON object; download it again")
     return values

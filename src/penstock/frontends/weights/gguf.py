@@ -1,4 +1,4 @@
-"""Read the container of GGUF: metadata, and the places of tensors.
+"""Read the GGUF container: metadata, and the places of tensors.
 
 ::
 
@@ -8,7 +8,7 @@
     padding to the alignment; the bytes of tensors, each at its offset from here
 
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Nothing in a file is trusted: counts and
-lengths are compared with the bytes that follow before memory is taken.
+lengths are compared with the remaining bytes before memory is allocated.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _NUMBERS |= {10: "<u8", 11: "<i8", 12: "<f8"}
 _STRING, _ARRAY = 8, 9
 _LENGTH, _AT_ONCE = struct.Struct("<Q"), 1 << 16
 _LEAST_BYTES = {_STRING: 8, _ARRAY: 12}
-"""bytes that a value has at least"""
+"""the least number of bytes of a value"""
 
-# By number; "" is one that files no longer have.
+# By number; "" is a type that files no longer have.
 _TYPES = (
     *("F32", "F16", "Q4_0", "Q4_1", "", "", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K"),
     *("Q4_K", "Q5_K", "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S"),
@@ -66,7 +66,7 @@ class GgufFile(NamedTuple):
 
 
 class _Reader:
-    """Numbers and texts of a file from its beginning on. Raises ``ValueError``."""
+    """Reads numbers and texts of a file from its beginning on. Raises ``ValueError``."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size, self.position = file, size, 0
@@ -125,7 +125,7 @@ class _Reader:
         return [self.value(kind, depth + 1) for _ in range(count)]
 
     def _texts(self, count: int) -> list[MetadataValue]:
-        """Texts that follow. A vocabulary has 100,000, most of a few letters."""
+        """Read ``count`` texts. A vocabulary has 100,000, most of them a few letters long."""
         texts: list[MetadataValue] = []
         while len(texts) < count:
             data, at = self._file.read(min(_AT_ONCE, self.left)), 0
@@ -137,7 +137,7 @@ class _Reader:
                 at = end
             self.position += at
             self._file.seek(self.position)
-            if not at:  # it is longer than what is read at once, or than the file
+            if not at:  # the text is longer than the bytes read at once, or than the file
                 texts.append(self.text())
         return texts
 
@@ -150,8 +150,8 @@ class _Reader:
 
 
 def read_gguf(source: str | bytes, label: str, mapped: bool) -> GgufFile:
-    """The metadata and tensors of a file, whose name in messages is ``label``. Tensors are mapped
-    if ``mapped``. Raises ``InvalidModel`` for a damaged file."""
+    """Return the metadata and tensors of a file, whose name in messages is ``label``. Tensors are
+    mapped if ``mapped``. Raises ``InvalidModel`` for a damaged file."""
     try:
         if isinstance(source, bytes):
             weights = WeightFile(source)
@@ -208,8 +208,8 @@ def _info(reader: _Reader) -> _Info:
 
 
 def _stored(info: _Info, start: int, weights: WeightFile, label: str) -> StoredTensor:
-    """A tensor whose bytes lie in the file. One of an unsupported type is an error only once it is
-    read: its size is taken as 0."""
+    """Return a tensor whose bytes lie in the file. An unsupported type is an error only when the
+    tensor is read: its size is taken as 0."""
     form = _TYPES[info.kind] if info.kind < len(_TYPES) else ""
     form = form or f"number {info.kind}"
     count = math.prod(info.shape)

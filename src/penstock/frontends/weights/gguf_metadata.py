@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file as texts, in which a model has them, and back."""
+"""The metadata of a GGUF file, converted to a model's metadata, which are texts, and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def metadata_texts(metadata: Metadata) -> dict[str, str]:
-    """The metadata as texts: what is no text as JSON, and so a text that reads as such."""
+    """Return the metadata as texts: in JSON, except texts that would not be read as JSON."""
     return {key: _text(value) for key, value in metadata.items()}
 
 
@@ -20,12 +20,12 @@ def _text(value: object) -> str:
 
 
 def parsed_metadata(texts: Mapping[str, str]) -> dict[str, object]:
-    """The values of metadata that ``load_gguf`` has put into a model."""
+    """Return the values of metadata that ``load_gguf`` has put into a model."""
     return {key: _parsed(text) for key, text in texts.items()}
 
 
 def _parsed(text: str) -> object:
-    """The value of a text in JSON; the text itself if it is not JSON."""
+    """Return the value of a JSON text, or the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

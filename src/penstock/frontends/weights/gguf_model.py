@@ -1,4 +1,4 @@
-"""The model of a GGUF file: its configuration is in the metadata, beside that of the tokenizer."""
+"""The model of a GGUF file, whose metadata contain its configuration and its tokenizer."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from penstock.ir.graph import Model
 
 
 class _Architecture(NamedTuple):
-    """Differences between decoders. ``period``: layers numbered one below a multiple of it see all
-    keys, the others those of a window. ``turning``: as ``period``, for layers without rotary
+    """Variations of decoders. ``period``: layers whose number is one below a multiple of it see all
+    keys, the others those of a window. ``turning``: the same, for layers without rotary
     embedding."""
 
     qk_norm: bool = False
@@ -43,7 +43,7 @@ class _Architecture(NamedTuple):
 
 
 ARCHITECTURES = {
-    # Rows of queries and keys are in an order in which neighbours turn together.
+    # Rows of queries and keys are ordered so that adjacent features form a pair.
     "llama": _Architecture(interleaved=True),
     "smollm3": _Architecture(interleaved=True, turning=4),
     "qwen2": _Architecture(qkv_bias=True),
@@ -53,11 +53,11 @@ ARCHITECTURES = {
     "gemma3": _Architecture(gemma=True, qk_norm=True, period=6, large=62),
     "phi3": _Architecture(fused=True, period=1 << 30),
 }
-"""by ``general.architecture``"""
+"""architectures by ``general.architecture``"""
 
 
 def load_gguf(source: str | bytes, limits: Limits, map_weights: bool) -> Model:
-    """The model of a GGUF file. Raises ``InvalidModel``, ``Unsupported``."""
+    """Return the model of a GGUF file. Raises ``InvalidModel``, ``Unsupported``."""
     label = "the GGUF file" if isinstance(source, bytes) else os.path.basename(source)
     file = read_gguf(source, label, map_weights)
     general = Settings(label, file.metadata)

@@ -1,4 +1,4 @@
-"""The graph of GPT-2: positions that are learned, LayerNormalization, and one layer of Gelu.
+"""The graph of GPT-2: learned positions, LayerNormalization, and one layer of Gelu.
 
 The interface is that of ``decoder``. Checkpoints have matrices as [inputs, outputs], GGUF files as
 [outputs, inputs].
@@ -34,7 +34,7 @@ class Gpt2Configuration(NamedTuple):
 
 
 def gpt2_configuration(settings: Settings) -> Gpt2Configuration:
-    """The configuration in a ``config.json``."""
+    """Return the configuration in a ``config.json``."""
     layers, width, heads = (settings.count(key) for key in ("n_layer", "n_embd", "n_head"))
     if layers > MOST_LAYERS or width % heads:
         raise settings.wrong("n_head", heads, f"a divisor of n_embd = {width}")

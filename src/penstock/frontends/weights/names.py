@@ -1,4 +1,4 @@
-"""The names of tensors in checkpoints of Hugging Face's models, by those that GGUF has for them."""
+"""The names of tensors in checkpoints of Hugging Face's models, by their names in GGUF."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _DISTILBERT = _BERT | {
 
 
 class Naming(NamedTuple):
-    """``prefixes`` that names may have, one in a file; what stands before a layer's number; and
+    """``prefixes`` that names may have, one in a file; the text before a layer's number; and
     names by those of GGUF."""
 
     prefixes: tuple[str, ...]
@@ -84,16 +84,16 @@ _NAMINGS = {
     "roberta": Naming(("roberta.", ""), "encoder.layer", _BERT),
     "distilbert": Naming(("distilbert.", ""), "transformer.layer", _DISTILBERT),
 }
-# As checkpoints from before 2020 call the parameters of norms.
+# The names of norms' parameters in checkpoints from before 2020.
 _OLD = {"weight": "gamma", "bias": "beta"}
 
 
 def file_names(model_type: str, tensors: Container[str]) -> Callable[[str], str]:
-    """A function from names of GGUF to those that files with these ``tensors`` have."""
+    """Return a function from GGUF's names to those in files with these ``tensors``."""
     naming = _NAMINGS.get(model_type, Naming(_PREFIXES, "layers", _LLAMA))
     embedding = f"{naming.names['token_embd']}.weight"
-    found = [prefix for prefix in naming.prefixes if prefix + embedding in tensors]
-    prefix = found[0] if found else naming.prefixes[0]
+    prefixes = [prefix for prefix in naming.prefixes if prefix + embedding in tensors]
+    prefix = prefixes[0] if prefixes else naming.prefixes[0]
 
     def file_name(name: str) -> str:
         role, kind = name.rsplit(".", 1)

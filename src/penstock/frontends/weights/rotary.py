@@ -1,9 +1,9 @@
-"""Rotary position embedding of a decoder: the angles by which features turn at each position.
+"""Rotary position embedding of a decoder: the angles by which features rotate at each position.
 
-A pair of features turns by ``position * frequency``. Frequencies are ``theta ** -(2 i / size)``,
-and scaled where a model reads longer texts than it was first trained with: "linear", "llama3",
+A pair of features rotates by ``position * frequency``. Frequencies are ``theta ** -(2 i / size)``,
+and scaled if a model reads longer texts than those it was first trained on: "linear", "llama3",
 "yarn" (https://arxiv.org/abs/2309.00071) and "longrope" (https://arxiv.org/abs/2402.13753), which
-has others for texts beyond the first length.
+has different ones for texts beyond the original length.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from penstock.core.types import FLOAT32
 
 SCALINGS = ("default", "linear", "llama3", "yarn", "longrope")
 Parameters = Mapping[str, "float | str | Sequence[float] | None"]
-"""Parameters of a configuration: ``rope_type``, ``rope_theta``, ``factor`` and others"""
+"""parameters of a configuration: ``rope_type``, ``rope_theta``, ``factor`` and others"""
 
 
 @dataclass(frozen=True, eq=False)
 class Rotary:
-    """``frequencies`` [pairs], float32; cosines and sines are times ``magnitude``. Texts of more
-    positions than ``original`` turn by ``long_frequencies``, if there are any."""
+    """``frequencies`` [pairs], float32; cosines and sines are multiplied by ``magnitude``. Texts of
+    more positions than ``original`` rotate by ``long_frequencies``, if there are any."""
 
     frequencies: np.ndarray
     magnitude: float = 1.0
@@ -33,12 +33,12 @@ class Rotary:
 
     @property
     def size(self) -> int:
-        """Features that turn."""
+        """The number of features that rotate."""
         return 2 * len(self.frequencies)
 
 
 def rotary_of(parameters: Parameters, size: int, longest: int) -> Rotary:
-    """The rotation of ``size`` features of each head, of a model for texts of up to ``longest``
+    """Return the rotation of ``size`` features of each head, for texts of up to ``longest``
     positions. Raises ``ValueError`` for parameters that are missing or wrong."""
     theta = _number(parameters, "rope_theta", 10_000.0)
     if size < 2 or size % 2 or not theta > 1:
@@ -54,7 +54,7 @@ def rotary_of(parameters: Parameters, size: int, longest: int) -> Rotary:
 
 
 def _scaled(parameters: Parameters, powers: np.ndarray, theta: float, longest: int) -> Rotary:
-    """The rotation with frequencies that are one through ``powers``, scaled."""
+    """Return the rotation with scaled frequencies, given their reciprocals, ``powers``."""
     plain = 1 / powers
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind == "default":
@@ -83,7 +83,7 @@ def _number(parameters: Parameters, key: str, default: float | None = None) -> f
 
 
 def _llama3(plain: np.ndarray, parameters: Parameters) -> np.ndarray:
-    """Slow rotations are slowed by the factor, fast ones are not, others by something between."""
+    """Slow rotations are slowed by the factor, fast ones are not, others are interpolated."""
     factor, low, high, original = (
         _number(parameters, key)
         for key in (

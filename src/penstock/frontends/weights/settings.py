@@ -1,4 +1,4 @@
-"""Sizes and flags by name, as configurations and metadata have them, with their types checked."""
+"""Sizes and flags by name, from configurations and metadata, with their types checked."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _MOST = 1 << 31
 
 
 def unsupported(feature: str, advice: str, where: str) -> Unsupported:
-    """The error of a valid model that has something which graphs made here cannot express."""
+    """Return the error for a valid model with a feature that graphs built here cannot express."""
     return Unsupported.of([(feature, f"not supported here: {advice}", where)])
 
 
 @dataclass(frozen=True, eq=False)
 class Settings:
-    """Values by name, which begin with ``prefix`` in the file; ``label`` names that in messages.
+    """Values by name, with the prefix ``prefix`` in the file; ``label`` names the file in messages.
     ``defaults`` are those of the architecture."""
 
     label: str
@@ -27,21 +27,21 @@ class Settings:
     defaults: Mapping[str, object] | None = None
 
     def get(self, key: str) -> object:
-        """A value, or its default; None if there is neither. A value that is null in the file has
-        no default: it says that there is no window, or no cap."""
+        """Return a value or its default; None if there is neither. A value that is null in the file
+        has no default: it means that there is no window, or no cap."""
         if self.prefix + key in self.values:
             return self.values[self.prefix + key]
         return (self.defaults or {}).get(key)
 
     def count(self, key: str, default: int | None = None) -> int:
-        """A whole number of at least 1."""
+        """Return a whole number of at least 1."""
         value = self._or(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < _MOST:
             raise self.wrong(key, value, "a whole number of at least 1")
         return value
 
     def optional_count(self, key: str) -> int:
-        """As ``count``; 0 if there is none."""
+        """``count``, but 0 if there is no value."""
         return self.count(key) if self.get(key) else 0
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -71,7 +71,7 @@ class Settings:
         return value
 
     def elements(self, key: str, count: int) -> Sequence[object] | None:
-        """A list of ``count`` elements; None if there is none."""
+        """Return a list of ``count`` elements, or None if there is none."""
         value = self.get(key)
         if value is None:
             return None
@@ -80,7 +80,7 @@ class Settings:
         return value
 
     def inner(self, key: str) -> Settings | None:
-        """The settings of a group inside; None if there is none."""
+        """Return the settings of a nested group, or None if there is none."""
         value = self.get(key)
         if value is None:
             return None
@@ -89,7 +89,7 @@ class Settings:
         return Settings(f"{key} of {self.label}", value)
 
     def wrong(self, key: str, value: object, needed: str) -> InvalidModel:
-        """The error of a value that is missing, or is not what is needed."""
+        """Return the error for a value that is missing, or is not what is needed."""
         state = f"is {value!r:.60}" if value is not None else "is missing"
         return InvalidModel(
             f"{quoted(self.prefix + key)} of {self.label} {state}, but {needed} is needed; get the "

@@ -1,4 +1,4 @@
-"""The tensors of files of weights, by name, which are read when a graph asks for them."""
+"""The tensors of files of weights, by name, which are read when a graph uses them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from penstock.frontends.weights.block_codes import FORMATS, BlockCodes, decode
 from penstock.frontends.weights.settings import unsupported
 
 PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
-"""dtypes by the names that files have for them"""
+"""dtypes by their names in files"""
 
-# Entries of checkpoints that no graph reads: buffers that follow from the configuration, and the
-# heads of other tasks.
+# Entries of checkpoints that no graph reads: buffers that follow from the configuration, and heads
+# of other tasks.
 _UNREAD = re.compile(
     r"rotary_emb\.|\.attn\.(masked_)?bias$|position_ids$|pooler\.|^cls\.|^lm_head\.|classifier\.|"
     r"^vocab_|qa_outputs\.|score\.|predictions\.|vision_|multi_modal_projector\."
@@ -31,7 +31,7 @@ _UNREAD = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A tensor of a file. ``format`` is the name of its element type there, of ``PLAIN`` or
+    """A tensor of a file. ``format`` is the name of its element type in the file, of ``PLAIN`` or
     ``FORMATS``; ``file`` the name of the file in messages."""
 
     name: str
@@ -48,7 +48,7 @@ class StoredTensor:
 
     @property
     def is_packed(self) -> bool:
-        """Whether it has blocks of codes in place of numbers."""
+        """Whether it has blocks of codes instead of numbers."""
         return self.format in FORMATS
 
     def bytes(self) -> np.ndarray:
@@ -59,17 +59,17 @@ class StoredTensor:
             raise InvalidModel(f"{self.file} cannot be read: {error}") from error
 
     def array(self) -> np.ndarray:
-        """The elements as they are stored, read-only; those of blocks as float32."""
+        """Return the elements as they are stored, read-only; those of blocks as float32."""
         if self.is_packed:
             return self.codes().dequantized().reshape(self.shape)
         return array_from_bytes(self.bytes(), dtype_named(PLAIN[self.format])).reshape(self.shape)
 
     def real(self) -> np.ndarray:
-        """The elements as float32."""
+        """Return the elements as float32."""
         return self.array().astype(FLOAT32, copy=False)
 
     def codes(self) -> BlockCodes:
-        """The blocks of codes along the last axis; the other axes are rows."""
+        """Return the blocks of codes along the last axis; the other axes are rows."""
         data = self.bytes()
         codes = decode(self.format, data, self.shape[-1])
         let_pages_go(data)
@@ -78,8 +78,8 @@ class StoredTensor:
 
 @dataclass(eq=False)
 class TensorStore:
-    """The tensors of a model. ``label`` names the model in messages. A graph asks for tensors by
-    the names that GGUF has for them, which ``file_name`` turns into those of the files."""
+    """The tensors of a model. ``label`` names the model in messages. A graph requests tensors by
+    their names in GGUF, which ``file_name`` maps to those of the files."""
 
     label: str
     tensors: Mapping[str, StoredTensor]
@@ -94,7 +94,7 @@ class TensorStore:
         return self._tensor(name).shape
 
     def get(self, name: str, shape: Sequence[int]) -> StoredTensor:
-        """A tensor, which must have this shape. Raises ``InvalidModel``, ``Unsupported``."""
+        """Return a tensor of this shape. Raises ``InvalidModel``, ``Unsupported``."""
         tensor = self._tensor(name)
         if tensor.shape != tuple(shape):
             raise InvalidModel(
@@ -125,8 +125,8 @@ class TensorStore:
         return tensor
 
     def check_all_read(self) -> None:
-        """Raise ``Unsupported`` if there are parameters that the graph does not read: it would
-        compute something else than the model."""
+        """Raise ``Unsupported`` if there are parameters that the graph does not read, since it
+        would compute something other than the model."""
         unread = [
             tensor
             for tensor in self.tensors.values()

@@ -1,7 +1,7 @@
-"""Nodes of a graph that is made of weights: products, norms and embeddings of stored tensors.
+"""Nodes of a graph that is built from weights: products, norms and embeddings of stored tensors.
 
 Matrices stay as they are stored: those of blocks are read by MatMulNBits, those in 16 bits are cast
-to float32 in the graph, which widens them once, when it is compiled. Matrices of checkpoints are
+to float32 in the graph, which converts them once, when it is compiled. Matrices of checkpoints are
 [outputs, inputs], and read as transposed views.
 """
 
@@ -25,7 +25,7 @@ Attribute: TypeAlias = "int | float | str | Sequence[int]"
 
 
 class ModelWriter:
-    """A graph in the making. ``section`` names the part to which nodes belong."""
+    """A graph under construction. ``section`` names the part to which nodes belong."""
 
     def __init__(self, store: TensorStore) -> None:
         self.store = store
@@ -34,7 +34,7 @@ class ModelWriter:
         self._output_dims: dict[str, tuple[Dim, ...]] = {}
         self._nodes: list[Node] = []
         self.metadata: dict[str, str] = {}
-        """what the graph says of itself, beside what the files say"""
+        """metadata about the graph, in addition to those of the files"""
         self._types = InferredTypes()
         self._names = UniqueNames(lambda: [*store.tensors])
         self.section("model")
@@ -42,7 +42,7 @@ class ModelWriter:
     # Graphs and nodes.
 
     def section(self, name: str) -> None:
-        """From now on, nodes belong to a part of the model."""
+        """Let later nodes belong to this part of the model."""
         origin = f"{name} in {self.store.label}"
         self._builder = NodeBuilder(
             name, [], [], {}, types=self._types, unique=self._names.unique, origin=origin
@@ -55,21 +55,21 @@ class ModelWriter:
         return value
 
     def output(self, name: str, value: Value, dims: Sequence[Dim]) -> None:
-        """Let the result of a node be an output of this name; ``dims`` are shown as its shape."""
+        """Make a node's result an output of this name; ``dims`` are shown as its shape."""
         value.name = self._names.unique(name)
         self._outputs.append(value)
         self._output_dims[value.name] = tuple(dims)
 
     def op(self, op: str, *inputs: Operand, domain: str = "", **attrs: Attribute) -> Value:
-        """Add a node, and return its output. Integers stand for constants of int64."""
+        """Add a node, and return its output. Integers become int64 constants."""
         return self._builder.emit(op, inputs, attrs, domain=domain)
 
     def several(self, op: str, inputs: Sequence[Operand], count: int, attrs: Attrs) -> list[Value]:
-        """Add a node of several outputs."""
+        """Add a node with several outputs, and return these."""
         return self._builder.emit_several(op, inputs, attrs, count=count)
 
     def split(self, x: Value, sizes: Sequence[int]) -> list[Value]:
-        """The last axis of ``x`` in parts of these sizes."""
+        """Return the last axis of ``x`` split into these sizes."""
         lengths = self.constant(np.array(sizes, np.int64), INT64)
         return self.several("Split", [x, lengths], len(sizes), {"axis": -1})
 
@@ -92,7 +92,7 @@ class ModelWriter:
     # Stored tensors.
 
     def vector(self, name: str, size: int, offset: float = 0.0) -> Value:
-        """A vector as float32, with ``offset`` added to it."""
+        """Return a vector as float32, with ``offset`` added to it."""
         tensor = self.store.get(name, (size,))
         elements = tensor.real()
         return self.named(tensor.name, elements + np.float32(offset) if offset else elements)
@@ -100,8 +100,8 @@ class ModelWriter:
     def linear(
         self, x: Value, role: str, columns: int, rows: int, *, transposed: bool = True
     ) -> Value:
-        """``x`` times a matrix of ``role`` [rows, columns], plus the bias if there is one. One that
-        is not ``transposed`` is stored as [columns, rows]."""
+        """Return ``x`` times the matrix ``role`` [rows, columns], plus the bias if there is one. A
+        matrix that is not ``transposed`` is stored as [columns, rows]."""
         shape = (rows, columns) if transposed else (columns, rows)
         tensor = self.store.get(f"{role}.weight", shape)
         y = self._product(x, tensor, transposed)
@@ -110,7 +110,7 @@ class ModelWriter:
         return y
 
     def norm(self, x: Value, role: str, size: int, epsilon: float, offset: float = 0.0) -> Value:
-        """The rows of ``x`` divided by their root mean square."""
+        """Divide the rows of ``x`` by their root mean square."""
         scale = self.vector(f"{role}.weight", size, offset)
         return self.op("RMSNormalization", x, scale, axis=-1, epsilon=epsilon)
 
@@ -119,7 +119,7 @@ class ModelWriter:
         return self.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=epsilon)
 
     def embedding(self, ids: Value, role: str, width: int) -> Value:
-        """The rows of a table [any, width], as float32."""
+        """Return the rows ``ids`` of a table [any, width], as float32."""
         name = f"{role}.weight"
         tensor = self.store.get(name, (self.store.shape(name)[0], width))
         if tensor.is_packed:
@@ -129,7 +129,7 @@ class ModelWriter:
         return rows if tensor.format == "F32" else self._builder.cast(rows, "float32")
 
     def real(self, name: str, array: np.ndarray) -> Value:
-        """A constant, cast to float32 in the graph."""
+        """Return a constant, cast to float32 in the graph."""
         value = self.named(name, array)
         return value if value.dtype == FLOAT32 else self._builder.cast(value, "float32")
 
@@ -139,17 +139,17 @@ class ModelWriter:
     def _product(self, x: Value, tensor: StoredTensor, transposed: bool) -> Value:
         if not tensor.is_packed:
             array = tensor.array()
-            # A view: what a kernel packs is then held in that form alone.
+            # A view, so that what a kernel packs is held only in that form.
             matrix = self.real(tensor.name, array.T if transposed else array)
             return self.op("MatMul", x, matrix)
         codes, constants = self._packed(tensor)
         sizes = {"N": codes.rows, "K": codes.columns, "block_size": codes.group}
-        # Rows may become int8, as the runtime that these formats are made for has it.
+        # Rows may become int8, as in the runtime for which these formats are made.
         sizes |= {"bits": codes.bits, "accuracy_level": 4}
         return self.op("MatMulNBits", x, *constants, domain=MICROSOFT, **sizes)
 
     def _packed(self, tensor: StoredTensor) -> tuple[BlockCodes, list[Value]]:
-        """The codes of a matrix, and constants of codes, scales, and zeros if there are."""
+        """Return the codes of a matrix, and constants of codes, scales, and zeros if any."""
         codes = tensor.codes()
         blocks = codes.codes.reshape(codes.rows, codes.scales.shape[1], -1)
         parts = {"codes": blocks, "scales": codes.scales, "zeros": codes.zeros}
@@ -161,7 +161,7 @@ class ModelWriter:
         return codes, constants
 
     def _gathered(self, ids: Value, tensor: StoredTensor) -> Value:
-        """Rows of a table of blocks."""
+        """Return rows of a table of blocks."""
         codes = tensor.codes()
         table, scales = (
             self.named(f"{tensor.name}/{part}", array)
@@ -171,7 +171,7 @@ class ModelWriter:
         y = self.op("GatherBlockQuantized", table, ids, scales, domain=MICROSOFT, **sizes)
         if codes.zeros is None:
             return y
-        # The operation takes zeros of integers alone: (code - zero) * scale is
+        # The operation only takes integer zeros: (code - zero) * scale is
         # (code - 8) * scale + (8 - zero) * scale.
         shifts = (np.float32(1 << (codes.bits - 1)) - codes.zeros) * codes.scales
         shift = self.op("Gather", self.named(f"{tensor.name}/shifts", shifts), ids, axis=0)
