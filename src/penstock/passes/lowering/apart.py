@@ -113,8 +113,8 @@ def _seeds(packing: RowPacking) -> dict[Value, Axes]:
     """Return the values that are packed where they are read, with the axes assumed for them."""
     return {
         value: axes
-        for node, found in packing.packed.items()
-        for value, axes in zip(node.inputs, found.inputs, strict=False)
+        for node, form in packing.packed.items()
+        for value, axes in zip(node.inputs, form.inputs, strict=False)
         if value is not None and axes is not None and value not in packing.axes
     }
 
@@ -138,14 +138,14 @@ def _has_rows(known: _Known | None) -> bool:
 def _add(node: Node, known: dict[Value, _Known], packing: RowPacking) -> None:
     """Record the axes and padding of a node's results. Raises ``Stays``."""
     inputs = [None if value is None else known.get(value) for value in node.inputs]
-    found = _of_all_rows(node, inputs) or _by_place(node, inputs, packing)
-    found = found or _of_table(node, inputs, packing) or _index(node, inputs, packing)
-    if found is None:
+    result = _of_all_rows(node, inputs) or _by_place(node, inputs, packing)
+    result = result or _of_table(node, inputs, packing) or _index(node, inputs, packing)
+    if result is None:
         outputs = axes_rule(node, [None if x is None else x.axes for x in inputs]).outputs
         pads = _pads(node, inputs)
         results = [_Known(axes, pads) for axes in outputs]
     else:
-        results = [found]
+        results = [result]
     if any(node.outputs[len(results) :]):
         raise Stays("has several outputs that are read")
     known.update({v: x for v, x in zip(node.outputs, results, strict=False) if v is not None})
@@ -259,7 +259,7 @@ def _index(node: Node, inputs: list[_Known | None], packing: RowPacking) -> _Kno
 
 
 def _axes_by_place(parts: list[tuple[np.ndarray, Axis, int]]) -> Axes | None:
-    """The axes of the gathered value, if each part of the index is an arange along one axis."""
+    """Return the axes of the gathered value if each index part is an arange along one axis."""
     shape = parts[0][0].shape
     axes = [features(size) for size in shape]
     for numbers, axis, size in parts:

@@ -55,8 +55,8 @@ def assign_devices(graph: Graph, devices: Sequence[str]) -> None:
     for node, device in chosen.items():
         node.device = device
         for _, inner in node.graphs:
-            for each in inner.walk():
-                each.device = str(fitting[each.device]) if each.device else device
+            for inner_node in inner.walk():
+                inner_node.device = str(fitting[inner_node.device]) if inner_node.device else device
 
 
 def _fitting(name: str, available: Sequence[DeviceName]) -> DeviceName | None:

@@ -64,13 +64,13 @@ class _Scope:
     copies: dict[tuple[Value, Order], Value] = field(default_factory=dict)
 
     def home(self, value: Value) -> _Scope:
-        """The scope in which to copy ``value``: outside of loops where possible."""
+        """Return the scope in which to copy ``value``: outside of loops where possible."""
         if self.outer is None or not self.repeats or value in self.own:
             return self
         return self.outer.home(value)
 
     def copy_of(self, value: Value, order: Order) -> Value | None:
-        """The copy of ``value`` with dims in ``order`` that is visible in this scope, if any."""
+        """Return the copy of ``value`` with dims in ``order`` visible in this scope, or None."""
         copy = self.copies.get((value, order))
         return copy if copy or self.outer is None else self.outer.copy_of(value, order)
 

@@ -5,8 +5,8 @@ chains.
                   z -'                              z -'
 
 Elementwise operations on the result of a DequantizeLinear read the quantized codes instead, each
-with the conversion in its own fused node.
-
+Elementwise operations on the result of a DequantizeLinear read the quantized codes instead, each
+with a conversion of its own in its fused node.
 This pass proposes chains. A ``FusionPolicy`` decides whether a backend has a kernel for a chain,
 and whether that kernel is expected to be faster than separate nodes. Other chains stay.
 """
@@ -180,7 +180,7 @@ class _ChainSearch:
     def _by_bisection(
         self, chain: Sequence[Node], whole: Node, pair: Node | None
     ) -> tuple[Node | None, int]:
-        """As ``_by_scan``, for chains whose every prefix has a kernel if the whole has one;
+        """``_by_scan``, for chains whose every prefix has a kernel if the whole has one;
         ``pair`` is the fused node of the first two nodes, if it is known to have a kernel.
 
         Makes at most six kernel queries for a chain of two or more nodes, and two where no chain
@@ -257,7 +257,7 @@ def _absorb(graph: Graph, policy: FusionPolicy) -> bool:
         if not all(_links(part) and part.op.domain in _DOMAINS for part in parts(node)):
             continue
         sources = dict.fromkeys([producer(value, "DequantizeLinear") for value in node.inputs])
-        # Converting broadcast codes anew for each element costs more than converting them once.
+        # Converting broadcast codes again for each element costs more than converting them once.
         before = [s for s in sources if s in inside and not _grows(s.outputs[0], node.outputs[0])]
         if before and len(node.outputs) == 1:
             changed |= became(node, fused_copies([*before, node]), policy)

@@ -34,7 +34,7 @@ class GrowCaches(Pass):
 
 
 def _axis(node: Node) -> int | None:
-    """Return the axis of a Concat whose length alone is unknown, else None."""
+    """Return the axis of a Concat if only its length is unknown, else None."""
     past = node.inputs[0] if node.op.full_name == "Concat" and len(node.inputs) == 2 else None
     type_ = None if past is None else past.type
     if not isinstance(type_, TensorType) or not type_.shape or type_.dtype is None:

@@ -130,8 +130,8 @@ def _check_fixed(graph: Graph, roles: Roles) -> None:
     """Raise ``RowsStay`` unless inputs fixed over all steps are read by attention alone."""
     readers = readers_of(graph)
     for value in graph.inputs:
-        if value.name in roles.fixed and (found := readers.get(value)):
-            label = "an output" if found[0] is None else found[0].label
+        if value.name in roles.fixed and (fixed_readers := readers.get(value)):
+            label = "an output" if fixed_readers[0] is None else fixed_readers[0].label
             raise RowsStay(f"{label} reads {value.name!r}, which only cross attention may read")
 
 
@@ -182,9 +182,9 @@ def _with_free_positions(source: Graph, roles: Roles, near: Sequence[Probe]) -> 
             new[fed] = _positions(positions, fed.name, fed.shape or (), fed.dtype, nodes)
     for node in graph.nodes:
         # Some exporters slice position tables to the rows, others gather from them.
-        found = _slice_of_table(node, near)
-        if found is not None and node.outputs[0] is not None:
-            axis, offset = found
+        table = _slice_of_table(node, near)
+        if table is not None and node.outputs[0] is not None:
+            axis, offset = table
             new[node.outputs[0]] = _gathered(node, axis, offset, positions, nodes)
         for value in node.outputs:
             if value is None:
@@ -293,26 +293,26 @@ class _Opening:
             return node
         try:
             paged = node.op is PAGED_ATTENTION
-            found = _of_pages(node, inputs) if paged else packed_form(node, inputs)
+            form = _of_pages(node, inputs) if paged else packed_form(node, inputs)
         except Stays as reason:
             raise stays(node, str(reason)) from None
-        for value, own, wanted in zip(node.inputs, inputs, found.inputs, strict=False):
+        for value, own, wanted in zip(node.inputs, inputs, form.inputs, strict=False):
             if wanted is not None and own is None and value is not None:
                 raise stays(
                     node,
                     f"reads {value.name!r}, whose shape or contents depend on the number of rows",
                 )
-        if any(node.outputs[len(found.outputs) :]):
+        if any(node.outputs[len(form.outputs) :]):
             raise stays(node, "has several outputs that are read")
-        for value, axes in zip(node.outputs, found.outputs, strict=False):
+        for value, axes in zip(node.outputs, form.outputs, strict=False):
             if value is not None:
                 self.axes[value] = axes
         op, read = node.op, [*node.inputs]
-        if found.constants:
-            op = standard(found.op)
-            constants = [Value(f"{WRITTEN}dims", const=const) for const in found.constants]
-            read = [*node.inputs[: len(found.inputs)], *constants]
-        return node.derived(read, node.outputs, found.attrs, op=op)
+        if form.constants:
+            op = standard(form.op)
+            constants = [Value(f"{WRITTEN}dims", const=const) for const in form.constants]
+            read = [*node.inputs[: len(form.inputs)], *constants]
+        return node.derived(read, node.outputs, form.attrs, op=op)
 
     def _read_some(self) -> None:
         """Compute outputs for the rows that are read, gathered as early as possible."""

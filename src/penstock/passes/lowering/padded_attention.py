@@ -56,7 +56,7 @@ from penstock.passes.lowering.row_rules import (
 WEIGHTS = "weights"
 
 _HIGHEST_SCORE = 1e3
-"""a constant whose magnitudes are all below this is no mask of scores"""
+"""a constant whose magnitudes are all below this is not a mask of scores"""
 
 
 class Padded(NamedTuple):
@@ -189,13 +189,13 @@ def _terms(node: Node, inputs: _Inputs) -> Sequence[ScoreTerm]:
         (x,) = inputs
         return x.terms if x is not None else ()
     if name == "Add":
-        found: tuple[ScoreTerm, ...] = ()
+        terms: tuple[ScoreTerm, ...] = ()
         for x, value in zip(inputs, node.inputs, strict=True):
             if x is not None:
-                found += tuple(x.terms)
+                terms += tuple(x.terms)
             elif value is not None and _may_hide(value):
-                found += (ScoreTerm(value),)
-        return found
+                terms += (ScoreTerm(value),)
+        return terms
     if name == "Where" and inputs[0] is None:
         condition, yes, no = node.inputs
         for x, number, holds in ((inputs[2], yes, True), (inputs[1], no, False)):

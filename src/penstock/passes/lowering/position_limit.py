@@ -12,7 +12,7 @@ def position_limit(graph: Graph) -> tuple[int, str] | None:
     table that sets it; None if no table does."""
     # Upper bounds of values, relative to the positions, as far as they are known.
     beyond = {value: 0 for value in graph.inputs if value.name == POSITIONS}
-    found: list[tuple[int, str]] = []
+    tables: list[tuple[int, str]] = []
     for node in graph.nodes:
         known = [(i, beyond[v]) for i, v in enumerate(node.inputs) if v is not None and v in beyond]
         # Sums of positions and the like are not indices into a table.
@@ -21,11 +21,11 @@ def position_limit(graph: Graph) -> tuple[int, str] | None:
         ((place, offset),) = known
         table = _table_of(node, place)
         if table is not None:
-            found.append((table[1] - offset, table[0].name))
+            tables.append((table[1] - offset, table[0].name))
         change = _change(node, place)
         if change is not None and node.outputs[0] is not None:
             beyond[node.outputs[0]] = offset + change
-    return min(found, default=None)
+    return min(tables, default=None)
 
 
 def _table_of(node: Node, place: int) -> tuple[Value, int] | None:

@@ -54,7 +54,7 @@ def _is_alone(node: Node, awaited: Collection[Node]) -> bool:
 
 
 def _awaited(graph: Graph) -> set[Node]:
-    """The nodes with outgoing control edges."""
+    """Return the nodes with outgoing control edges."""
     return {before for node in graph.walk() for before in node.control_inputs}
 
 

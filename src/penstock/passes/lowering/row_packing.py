@@ -74,7 +74,7 @@ class RowPacking:
         self.guards: dict[tuple[Value, int], None] = {}
         """values that determine the live rows, each with its index in the ``groups`` of LiveRows"""
         self.first = False
-        self._factors: dict[Value, Sequence[Value]] = {}  # that zero padding rows
+        self._factors: dict[Value, Sequence[Value]] = {}  # factors that zero padding rows
         self._why: dict[Node, Stays] = {}
         self._hiding: dict[Node, Sequence[ScoreTerm]] = {}  # the masks of unpacked attention
         self.bias_nodes: list[Node] = []
@@ -193,11 +193,11 @@ class RowPacking:
 
     def _behind(self, starts: Callable[[Node], bool]) -> set[Value]:
         """Return the values that depend on the outputs of some nodes."""
-        found: set[Value] = set()
+        values: set[Value] = set()
         for node in self.graph.nodes:
-            if starts(node) or not found.isdisjoint(all_reads(node)):
-                found.update([value for value in node.outputs if value is not None])
-        return found
+            if starts(node) or not values.isdisjoint(all_reads(node)):
+                values.update([value for value in node.outputs if value is not None])
+        return values
 
     def _guard_attention(self) -> None:
         """Let the biases of each attention, which layers mostly share, determine the live rows."""
@@ -267,14 +267,14 @@ class RowPacking:
             inputs = [self._seed(value) for value in node.inputs]
         if not any(inputs):
             return
-        found = packed_form(node, inputs)
-        if any(node.outputs[len(found.outputs) :]):
+        form = packed_form(node, inputs)
+        if any(node.outputs[len(form.outputs) :]):
             raise Stays("has several outputs that are read")
-        for value, axes in zip(node.inputs, found.inputs, strict=False):
+        for value, axes in zip(node.inputs, form.inputs, strict=False):
             if value is not None and axes is not None and value not in self.axes:
                 self._check_gathered(value, axes)
-        self.packed[node] = found
-        for value, axes in zip(node.outputs, found.outputs, strict=False):
+        self.packed[node] = form
+        for value, axes in zip(node.outputs, form.outputs, strict=False):
             if value is not None:
                 self.axes[value] = axes
         self._note_factors(node)
@@ -345,14 +345,14 @@ class RowPacking:
     @staticmethod
     def _before(values: Iterable[Value]) -> set[Node]:
         """Return the nodes that compute ``values``."""
-        found: set[Node] = set()
+        nodes: set[Node] = set()
         stack = [value.producer for value in values]
         while stack:
             node = stack.pop()
-            if node is not None and node not in found:
-                found.add(node)
+            if node is not None and node not in nodes:
+                nodes.add(node)
                 stack += [value.producer for value in all_reads(node)]
-        return found
+        return nodes
 
     # Nodes that may read padded rows.
 

@@ -34,7 +34,7 @@ Axis: TypeAlias = "tuple[tuple[str, int], ...]"
 Axes: TypeAlias = "tuple[Axis, ...]"
 
 
-class Stays(Exception):  # noqa: N818 - no error: all rows are computed
+class Stays(Exception):  # noqa: N818 - not an error: all rows are computed
     """The reason why a node cannot be computed row by row."""
 
 
@@ -57,11 +57,11 @@ _RULES: dict[str, _Rule] = {}
 
 def packed_form(node: Node, inputs: _Inputs) -> Packed:
     """Return the form of a node for packed rows, given the axes of its inputs. Raises ``Stays``."""
-    found = axes_rule(node, inputs)
-    for axes in found.outputs:
+    form = axes_rule(node, inputs)
+    for axes in form.outputs:
         if axis_names(axes).count(ROWS) != 1:
             raise Stays("combines several rows into one result")
-    return found
+    return form
 
 
 def axes_rule(node: Node, inputs: _Inputs) -> Packed:
@@ -204,7 +204,7 @@ def _of_rank(axes: Axes, rank: int) -> Axes:
 
 
 def _axis(node: Node, default: int, rank: int) -> int:
-    """The attribute ``axis``."""
+    """Return the attribute ``axis`` as a non-negative index."""
     return normalize_axes([node.attrs.get("axis", default)], rank)[0]
 
 
@@ -383,14 +383,14 @@ def _of_rotation(node: Node, inputs: _Inputs) -> Packed:
     row = x[0], x[1 if len(x) == 3 else 2]
     _want_plain([axis for i, axis in enumerate(x) if i not in (0, 1 if len(x) == 3 else 2)])
     of_rows = (cos, sin) if node.input(positions) is None else (positions,)
-    found = [*inputs, None]
+    axes_of_inputs = [*inputs, None]
     for i in (cos, sin, positions):
         wanted = row if i == positions else (*row, features(static_dims(node.inputs[cos])[-1]))
         if i in of_rows and inputs[i] != wanted:
             raise Stays("rotates rows by positions or angles that are not given per row")
         if i not in of_rows and i < len(inputs) and inputs[i] is not None:
             raise Stays("rotates rows by caches that depend on rows")
-    return Packed([x], found[: len(inputs)])
+    return Packed([x], axes_of_inputs[: len(inputs)])
 
 
 @_rule("LayerNormalization", "RMSNormalization")
@@ -464,11 +464,11 @@ def _of_order(node: Node, inputs: _Inputs) -> Packed:
     axes = _only(inputs)
     at = _axis(node, 0 if node.op.name.startswith("Arg") else -1, len(axes))
     _want_plain(axes[at : at + 1])
-    found = []
+    parts = []
     for dims in [static_dims(y) for y in node.outputs if y is not None]:
         kept = [features(dims[at])] if len(dims) == len(axes) else []
-        found.append((*axes[:at], *kept, *axes[at + 1 :]))
-    return Packed(found, inputs)
+        parts.append((*axes[:at], *kept, *axes[at + 1 :]))
+    return Packed(parts, inputs)
 
 
 @_rule("Pad")

@@ -113,12 +113,12 @@ class ScoreBiases:
 
     def _cases(self, biases: Sequence[Value], causal: bool) -> list[tuple[Probe, np.ndarray]]:
         """Return the sum of biases at near probes and at a far one. Raises ``Stays``."""
-        found = [(probe, _total(biases, probe, causal)) for probe in self._probes.near]
+        cases = [(probe, _total(biases, probe, causal)) for probe in self._probes.near]
         for probe in self._probes.far:
             if (total := _total(biases, probe, causal)) is not None:
-                found.append((probe, total))
+                cases.append((probe, total))
                 break
-        known = [(probe, bias) for probe, bias in found if bias is not None]
+        known = [(probe, bias) for probe, bias in cases if bias is not None]
         if len(known) <= len(self._probes.near):
             raise Stays(f"has a mask {biases[0].name!r} that cannot be computed in advance")
         return known

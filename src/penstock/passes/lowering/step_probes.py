@@ -4,7 +4,7 @@ Exporters write positions and masks in dozens of ways, with ranges, comparisons,
 gathers. The results depend only on the numbers of rows and of past positions, so they are evaluated
 for a few such numbers, with a mask of ones::
 
-    7 rows behind 11 positions      [11, 12, 13, 14, 15, 16, 17]    the positions of the rows
+    7 rows after 11 positions       [11, 12, 13, 14, 15, 16, 17]    the positions of the rows
                                     0 up to each row, then -inf     rows see those before them
 
 and once after tens of thousands of positions, which shows whether there is a window.
@@ -260,8 +260,8 @@ class Probes:
         copy.outputs = [*values]  # folding replaces them by constants
         run_passes((_FOLD,), copy, PassContext(limits=Limits(max_folded_bytes=_FOLDED)))
         pairs = zip(values, copy.outputs, strict=True)
-        found = {v.name: w.const for v, w in pairs if w.const is not None}
-        return Probe(rows, past, found, present)
+        constants = {v.name: w.const for v, w in pairs if w.const is not None}
+        return Probe(rows, past, constants, present)
 
 
 def _present(count: int) -> np.ndarray:
@@ -281,11 +281,11 @@ def _of_lengths(graph: Graph, roles: Roles) -> Graph:
     kept: set[Node] = set()
     for node in graph.nodes:
         own = [before[v] for v in node.inputs if v is not None and v in before]
-        made = frozenset([node]).union(*own)
-        if own and node.op.name in ("Shape", "Size") and len(made) <= _FEW_NODES:
-            kept |= made
+        sources = frozenset([node]).union(*own)
+        if own and node.op.name in ("Shape", "Size") and len(sources) <= _FEW_NODES:
+            kept |= sources
         elif own:
-            before.update({v: made for v in node.outputs if v is not None})
+            before.update({v: sources for v in node.outputs if v is not None})
         elif not node.nests:
             kept.add(node)
     return Graph(graph.inputs, [], [node for node in graph.nodes if node in kept], graph.name)

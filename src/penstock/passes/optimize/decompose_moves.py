@@ -70,11 +70,11 @@ def _blocks(sizes: Value, pairs: Value) -> tuple[list[int], np.ndarray] | None:
 
 @_expresses("SpaceToBatchND")
 def _space_to_batch(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
-    x, found = inputs[0], _blocks(*inputs[1:])
+    x, blocks = inputs[0], _blocks(*inputs[1:])
     batch, *dims = dims_and_dtype(x)[0]
-    if found is None or len(found[0]) > len(dims):
+    if blocks is None or len(blocks[0]) > len(dims):
         return False
-    sides, pads = found
+    sides, pads = blocks
     n, rest = len(sides), dims[len(sides) :]
     dims = [dim + sum(pair) for dim, pair in zip(dims, pads.tolist(), strict=False)]
     if any(dim % side for dim, side in zip(dims, sides, strict=True)):
@@ -92,11 +92,11 @@ def _space_to_batch(parts: Expansion, inputs: Sequence[Value], result: Value) ->
 
 @_expresses("BatchToSpaceND")
 def _batch_to_space(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
-    x, found = inputs[0], _blocks(*inputs[1:])
+    x, blocks = inputs[0], _blocks(*inputs[1:])
     batch, *dims = dims_and_dtype(x)[0]
-    if found is None or len(found[0]) > len(dims) or batch % int(np.prod(found[0])):
+    if blocks is None or len(blocks[0]) > len(dims) or batch % int(np.prod(blocks[0])):
         return False
-    sides, crops = found
+    sides, crops = blocks
     n, rest = len(sides), dims[len(sides) :]
     images = batch // int(np.prod(sides))
     order = [n, *[axis for i in range(n) for axis in (n + 1 + i, i)]]
