@@ -26,7 +26,7 @@ def other() -> Iterator[Workers]:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """An event, set at the end in any case, so that a failed test ends too."""
+    """An event that is set at the end in any case, so that a failed test ends too."""
     made = threading.Event()
     yield made
     made.set()

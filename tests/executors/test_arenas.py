@@ -1,4 +1,4 @@
-"""Arenas: one for each run, no more than memory allows, in the order in which runs ask."""
+"""Arenas: one per run, as many as memory allows, in the order in which runs ask."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZE = 1024
 
 
 class Arena:
-    """What is bound to the memory of an arena, for one run at a time."""
+    """The object bound to the memory of an arena, for one run at a time."""
 
     def __init__(self, memory: np.ndarray) -> None:
         self.memory = memory
@@ -31,7 +31,7 @@ class Arena:
 
 
 class Host(NumpyBackend):
-    """Has memory for a number of allocations."""
+    """Has memory for a limited number of allocations."""
 
     def __init__(self, allocations: float = float("inf")) -> None:
         super().__init__()
@@ -50,13 +50,13 @@ def arenas(
     size: int = SIZE,
     bind: Callable[[np.ndarray], Arena] = Arena,
 ) -> Arenas[Arena]:
-    """Arenas of which there are ``most`` at most."""
+    """A pool of at most ``most`` arenas."""
     limit = None if most is None else most * size + size // 2
     return Arenas(size, host or Host(), Limits(max_bytes=limit), bind)
 
 
 def take(of: Arenas[Arena], control: Control | None = None) -> Arena:
-    """An arena, as runs take it."""
+    """An arena, taken in the way of runs."""
     try:
         return of.free.pop()
     except IndexError:
@@ -79,7 +79,7 @@ def all_end(*threads: threading.Thread) -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
-# How many.
+# The number of arenas.
 
 
 def test_arenas_of_sequential_runs_are_one():
@@ -149,7 +149,7 @@ def test_arena_made_in_advance_is_taken_first():
     assert take(found) is made
 
 
-# Runs that wait.
+# Waiting runs.
 
 
 def test_arenas_serve_waiting_runs_in_order():
@@ -205,13 +205,13 @@ def test_run_that_waits_for_an_arena_can_be_stopped():
     waits.join(60)
     assert raised == [error]
     assert not found.waiting
-    # Nothing is lost: the next one gets what is given.
+    # Nothing is lost: the next run gets the arena.
     found.give(held)
     assert take(found) is held
 
 
 class Hasty(Control):
-    """Is found stopped at the moment when the arena comes."""
+    """Its run is stopped at the moment when the arena comes."""
 
     __slots__ = ("late",)
 
@@ -246,13 +246,13 @@ def test_arena_of_an_interrupted_run_goes_to_the_next(monkeypatch):
     held = take(found)
 
     class Interrupted:
-        """A lock. The thread that gets it after it was released is interrupted."""
+        """A lock. The thread that acquires it after a release is interrupted."""
 
         def __init__(self) -> None:
             self.lock = threading.Lock()
             self.calls = 0
 
-        def acquire(self, timeout: float = 0.5) -> bool:  # and not for good, as the test must end
+        def acquire(self, timeout: float = 0.5) -> bool:  # not without end, as the test must end
             self.calls += 1
             if self.calls == 2:
                 found.give(held)
@@ -311,7 +311,7 @@ def test_trim_frees_arenas_that_no_run_holds():
 
 
 class Contested(deque):
-    """Free arenas. Just after a thread has looked at them, or taken one, others come."""
+    """Free arenas. Just after a thread has looked at them or taken one, others are added."""
 
     def __init__(self, of: Arenas[Arena]) -> None:
         super().__init__(of.free)
@@ -362,7 +362,7 @@ def test_run_gets_the_arena_given_just_as_it_begins_to_wait():
     free.after_look = lambda: stolen.append(free.popleft())
 
     class Queue(deque):
-        """A thread that did not see the waiting one gives its arena just as that begins to wait."""
+        """A thread that did not see the waiting run returns its arena just as the run waits."""
 
         def append(self, receive):
             super().append(receive)
@@ -370,7 +370,7 @@ def test_run_gets_the_arena_given_just_as_it_begins_to_wait():
 
     found.waiting = Queue()
     asks = Waiter(found)
-    for arena in stolen:  # the faster thread gives it back in the end
+    for arena in stolen:  # the faster thread returns it at the end
         found.give(arena)
     assert asks.at_once is held or asks.got == [held]
 
@@ -413,7 +413,7 @@ def test_failed_binding_of_an_arena_frees_its_share_of_the_limit(error):
 
 
 class Outcome(threading.Thread):
-    """Takes an arena on a thread of its own; ``got`` is that, or what it was refused with."""
+    """Takes an arena on a thread of its own; ``got`` is the arena, or the error."""
 
     def __init__(self, of: Arenas[Arena], control: Control) -> None:
         super().__init__(daemon=True)
@@ -436,7 +436,7 @@ def test_dropped_arena_leaves_errors_of_the_next_one_to_the_waiting_run():
     take(found)
     waiter = Waiter(found)
     found.drop()
-    # What it gets is the right to make one, and the error is its own.
+    # It gets the right to allocate an arena, and the error is its own.
     assert waiter.got == [None]
     with pytest.raises(ps.RunError, match="cannot allocate"):
         found.accept(None)
@@ -471,7 +471,7 @@ def test_concurrent_blocking_requests_each_get_an_arena_of_their_own(most):
     def run() -> None:
         begin.wait(60)
         for _ in range(400):
-            arena = found.take(Control())  # which asks under the lock, where others give without it
+            arena = found.take(Control())  # asks under the lock, while others return without it
             assert arena.owner.acquire(blocking=False)
             arena.owner.release()
             found.give(arena)
@@ -503,7 +503,7 @@ def test_concurrent_asynchronous_requests_each_get_an_arena_of_their_own():
             arena = found.ask(use)
             if arena is not None:
                 use(arena)
-            while True:  # one of the threads gives back what was received
+            while True:  # one of the threads returns the arena that was received
                 try:
                     found.give(given.popleft())
                 except IndexError:

@@ -26,7 +26,7 @@ EXECUTORS = ["linear", "dataflow", "parallel", "streams", "frames"]
 
 
 class Asked:
-    """One call of the kernel of Ask, which the test answers."""
+    """A call of the kernel of Ask, which the test answers."""
 
     def __init__(self, done: Callable[..., None], x: np.ndarray) -> None:
         self.done = done
@@ -49,7 +49,7 @@ def ask(node, types) -> Kernel:
 
 @operator("Echo", domain="com.example", infer=same_type, pure=False)
 def echo(node, types) -> Kernel:
-    """Is done before it returns; says so twice."""
+    """Calls done before it returns, and twice."""
 
     def begin(done, x):
         done(2 * x)
@@ -89,8 +89,8 @@ def abandoned(session: ps.Session) -> Asked:
 
 
 def asked_until_deadline(session: ps.Session, feeds: dict[str, np.ndarray]) -> Asked:
-    """The call of a kernel during which the deadline of its run passed: where the machine is busy,
-    a short one passes before the call."""
+    """The call of a kernel during which the deadline of its run passed. On a busy machine, a short
+    deadline passes before the call."""
     for timeout in (0.05, 0.5, 5):
         with pytest.raises(ps.DeadlineExceeded):
             session.submit(feeds, timeout=timeout).result(SOON)
@@ -174,7 +174,7 @@ def test_asynchronous_kernels_run_in_loops_and_branches(executor):
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_thread_that_answers_waits_for_no_kernel_of_a_loop_behind(executor):
-    """It is the only one that answers: a run that waited on it would never end."""
+    """It is the only thread that answers: a run that waited on it would never end."""
     session = compile(
         """g (float[2] x, int64 n) => (float[2] y) {
             a = com.example.Ask(x)
@@ -347,7 +347,7 @@ def test_cancel_hook_that_raises_does_not_change_the_ending(monkeypatch):
 @pytest.mark.parametrize("executor", ["frames", "auto"])
 @pytest.mark.parametrize("parallel", [1, 4, 16])
 def test_iterations_of_a_frame_wait_at_once_up_to_parallel_iterations(parallel, executor):
-    """The body of the loop only waits, so that as many iterations wait as the frame allows."""
+    """The body of the loop only waits, so as many iterations wait as the frame allows."""
     asked_count = answered = most = 0
 
     def begin(done, x):
@@ -377,7 +377,7 @@ def test_iterations_of_a_frame_wait_at_once_up_to_parallel_iterations(parallel, 
 
 
 class LongNeg(NumpyBackend):
-    """Says that its Neg takes long."""
+    """Claims that its Neg takes long."""
 
     name = "long"
 

@@ -19,7 +19,7 @@ from tests.support.timing import SOON
 
 @pytest.fixture
 def watchdog() -> Watchdog:
-    """A watchdog whose thread never runs: nothing happens but what the test does."""
+    """A watchdog whose thread never runs, so that only the test acts."""
     watchdog = Watchdog()
     watchdog.thread = threading.current_thread()
     return watchdog
@@ -39,7 +39,7 @@ def test_watchdog_scales_to_10_000_deadlines(watchdog):
             end_run(control, watchdog)
         return time.thread_time() - start
 
-    # 40 times as many; with a walk over the others for each, 1600 times as long
+    # 40 times as many; if each searched the others, it would take 1600 times as long
     few = min(seconds(250) for _ in range(5))
     assert seconds(10_000) < 400 * few
     assert len(watchdog.queue) < 100

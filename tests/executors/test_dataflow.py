@@ -17,7 +17,7 @@ N = 4000  # bytes of each value below
 
 
 def most_live(text: str, **feeds: np.ndarray) -> float:
-    """The most values that were alive at once."""
+    """Return the largest number of values that were alive at once."""
     session = compile_text(text, executor="dataflow", backends=["numpy"])
     seen = Recorder()
     session.run(feeds, observers=[seen])
@@ -69,12 +69,12 @@ def test_dataflow_runs_the_most_urgent_step_first():
 
 
 def test_dataflow_runs_graphs_of_unknown_shapes():
-    #  how many elements there are is known when NonZero has run
+    #  the number of elements is known when NonZero has run
     text = """g (float[N] x) => (float[M] y) {
         i = NonZero(x) j = Squeeze(i) k = Gather(x, j) y = Exp(k) }"""
     session = compile_text(text, executor="dataflow", backends=["numpy"])
     for n in (0, 1, 5):
         x = np.array([0, 1, 0, 2, 3, 4, 5][: n + 1] * 2, np.float32)
         if np.count_nonzero(x) == 1:
-            continue  # Squeeze would take that dim, too
+            continue  # Squeeze would remove that dim, too
         np.testing.assert_array_equal(session(x), np.exp(x[x != 0]))

@@ -15,8 +15,8 @@ STEPS = 4 * MOST_AHEAD
 
 
 class CountingBackend(DelayedBackend):
-    """``ahead``: kernels that were put on the device since the host last waited for one; ``most``
-    of them at once."""
+    """``ahead``: kernels enqueued on the device since the host last waited for one; ``most``: the
+    largest such number."""
 
     def __init__(self) -> None:
         super().__init__(operations=["Neg"], most=0)

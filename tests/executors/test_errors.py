@@ -30,7 +30,7 @@ def test_error_tells_whether_other_feeds_may_do(workers, executor):
 
 @pytest.mark.parametrize("executor", ["linear", "parallel", "interpret"])
 def test_frames_of_a_failed_run_have_their_arguments(executor):
-    """Which IPython's tracebacks show."""
+    """IPython's tracebacks show these attributes."""
     text = (
         """g (float[4] x, int64[1] i) => (float[1] y) { a = Sin(x) y = Gather<axis = 0>(a, i) }"""
     )
@@ -45,7 +45,7 @@ def test_frames_of_a_failed_run_have_their_arguments(executor):
 @pytest.mark.parametrize("executor", ["linear", "parallel", "frames", "interpret"])
 @pytest.mark.parametrize("error", [AssertionError("rows"), NameError("rows")])
 def test_error_of_kernel_of_user_is_a_run_error_that_is_not_to_be_reported(executor, error):
-    """As of Penstock's own kernels only bugs raise these, they are ``InternalError`` there."""
+    """In Penstock's own kernels only bugs raise these, so they are ``InternalError`` there."""
 
     @operator("Raises", domain="test.errors", infer=same_type, replace=True)
     def compile_raising(node, types):

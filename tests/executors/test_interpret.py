@@ -73,7 +73,7 @@ def test_value_that_breaks_its_declared_type_raises_internal_error(monkeypatch, 
     def compile_broken(node, types):
         return replace(op.compile(node, types), function=result)
 
-    compile_broken.__module__ = "penstock.ops"  # one of a user's breaks its contract before
+    compile_broken.__module__ = "penstock.ops"  # a user's operation breaks its contract earlier
     loaded = ps.load(model(LOOP))
     for node in loaded.graph.walk():
         if node.op.name == "Neg":

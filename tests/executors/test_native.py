@@ -1,4 +1,4 @@
-"""Executors on compiled kernels, with NumPy beside them for what these do not compute."""
+"""Executors on compiled kernels, with NumPy for operations that have none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="there are no compiled
 
 
 def assert_close(got, want) -> None:
-    """As ``assert_equal``, but floats as near as two libraries come to each other."""
+    """``assert_equal``, but floats may differ as much as two libraries do."""
     if isinstance(want, dict):
         assert list(got) == list(want)
         for name in want:
@@ -38,7 +38,7 @@ def assert_close(got, want) -> None:
 
 
 class OnNative(ExecutorConformance):
-    """What is small runs on NumPy, where that takes less."""
+    """Small nodes run on NumPy, where they take less time."""
 
     backends = ("native", "numpy")
 
@@ -59,7 +59,7 @@ class TestParallel(OnNative):
 
 
 class WhereverItCan(OnNative):
-    """All that compiled kernels compute runs on them."""
+    """All nodes with compiled kernels run on these."""
 
     sampled = True
 

@@ -1,4 +1,4 @@
-"""The parallel executor: as it clusters by itself, and with every step a task."""
+"""The parallel executor: with its own clustering, and with every step as a task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How runs of every executor end, and what is left of them."""
+"""How runs of every executor end, and what they leave."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ each_executor = pytest.mark.parametrize("executor", EXECUTORS)
 
 
 def session(text: str, executor: str, pool: Workers, **options: Any) -> ps.Session:
-    """The parallel executor takes each step for a task."""
+    """The parallel executor makes each step a task."""
     options |= {"cost_model": CostModel(), "pool": pool}
     if executor == "parallel":
         options["grouping"] = OfAllSteps
@@ -113,7 +113,7 @@ def test_submitted_run_keeps_no_feed_alive(workers, executor, i):
 
 
 class Live(Observer):
-    """Adds up what runs allocate, and raises where it shall."""
+    """Sums what runs allocate, and raises where the test asks for it."""
 
     def __init__(self, fails: str = "") -> None:
         self.lock = threading.Lock()
@@ -154,7 +154,7 @@ def test_failed_run_frees_its_allocations(workers, executor):
 def parallel(
     text: str, pool: Workers, limits: Limits = DEFAULT_LIMITS, *, observed: bool = False
 ) -> ParallelExecutor:
-    """Every step a task, on the caller and a pool."""
+    """Every step is a task, on the caller and a pool."""
     graph = clone(graph_from_text(text))
     optimize(graph, PassContext(limits=limits))
     plan: Plan = compile_plan(graph, [NumpyBackend()])
@@ -166,7 +166,7 @@ def parallel(
 
 
 class Outcome:
-    """What ``run_async`` hands out."""
+    """The future and callback of ``run_async``."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
@@ -230,7 +230,7 @@ def test_observer_that_fails_at_run_begin_leaks_no_arena(workers, way, fails):
         elif way == "run_async":
             try:
                 executor.run_async([X, np.array(1)], control, done)
-            except BrokenError as error:  # as good as an error that done is told
+            except BrokenError as error:  # equivalent to an error that done receives
                 done(None, error)
         else:
             (held,) = [executor._arenas.free.pop()]
@@ -316,7 +316,7 @@ def test_forked_child_runs_while_a_run_of_its_parent_goes_on(workers):
     from tests.support.processes import in_child
 
     executor = parallel(ENDLESS, workers)
-    executor.run([X, np.array(1)], Control())  # what is imported by the first run
+    executor.run([X, np.array(1)], Control())  # imports the modules of a first run
     control, first = Control(), Outcome()
     workers.submit(partial(executor.run_async, [X, BIG], control, first))
     wait_until(lambda: not executor._arenas.free)

@@ -1,4 +1,4 @@
-"""``memory=``: a session holds no more than it may, and says before a run what it would need."""
+"""``memory=``: a session holds no more than its bound, and says before a run what it would need."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_waiting_runs_of_many_threads_leave_nothing_behind():
 
 
 def test_run_of_a_dropped_plan_leaves_less_for_plans():
-    """Its arena is the session's to the end of the run, though its plan is no longer kept."""
+    """Its arena belongs to the session until the run ends, though its plan is dropped."""
     session = session_of(WIDE, memory=held(session_of(WIDE, shapes={"x": (9, 1024)})) + 400_000)
     session.run({"x": rows(9)})
     (executor,) = session._plans.executors()

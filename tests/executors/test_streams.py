@@ -1,4 +1,4 @@
-"""The executor of streams: as costs decide, and on as many streams as there can be."""
+"""The executor of streams: with streams chosen by cost, and with as many streams as possible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TestStreams(ExecutorConformance):
 
 
 class OnManyStreams(ExecutorConformance):
-    """Blocks have up to ``streams`` streams, whatever they cost, on ``threads`` threads."""
+    """Blocks have up to ``streams`` streams, whatever their cost, on ``threads`` threads."""
 
     executor = "streams"
     sampled = True

@@ -1,6 +1,6 @@
 """Streams of an asynchronous device: what waits for what, and on how many threads.
 
-The device (``device.py``) is late as often as it likes, and refuses what is read too early.
+The device (``device.py``) is late at random, and refuses values that are read too early.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
 
 
 class OnDevices(ExecutorConformance):
-    """All that holds on the host holds where nodes are spread over it and two devices."""
+    """The conformance tests of the host hold where nodes are spread over it and two devices."""
 
     leaves_threads = True
     sampled = True
@@ -33,7 +33,7 @@ class OnDevices(ExecutorConformance):
         return super().compile(source, backends=backends, cost_model=costs, **options)
 
     def test_error_of_a_submitted_run_is_raised_by_its_future(self):
-        """It comes out where the value that is not there is brought to the host."""
+        """The error appears where the missing value is copied to the host."""
         text = "g (float[3] x, int64[1] i) => (float[1] y) { y = Gather(x, i) }"
         session = self.compile(model_from_text(text))
         feeds = {"x": np.ones(3, np.float32), "i": np.array([3])}
@@ -116,8 +116,8 @@ def test_streams_loop_with_a_condition_computed_on_a_device():
 
 
 def test_streams_of_the_host_go_on_while_a_loop_waits_for_a_device(monkeypatch):
-    #  while (on the device)      the device does nothing until the host has run all that is
-    #  Exp -- Neg -- Abs          not behind the loop; one thread does both
+    #  while (on the device)      the device does nothing until the host has run all that does
+    #  Exp -- Neg -- Abs          not follow the loop; one thread does both
     backend = DelayedBackend(operations={"Sin", "Mul", "ReduceMax"})
     beside = threading.Event()
     query = Moment.query
@@ -138,7 +138,7 @@ def test_streams_of_the_host_go_on_while_a_loop_waits_for_a_device(monkeypatch):
     found = session.run(feeds, observers=[Watching()])
     for name in wanted:
         np.testing.assert_array_equal(found[name], wanted[name])
-    # Besides the device's, one thread more at most: the one that watches events.
+    # Besides the device's, at most one more thread: the one that watches events.
     assert threading.active_count() - before <= backend.device.streams + 1
 
 

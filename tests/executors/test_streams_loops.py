@@ -22,12 +22,12 @@ WHILE = """Loop <body = {name} (int64 i{name}, bool c{name}, float[4] v{name}) =
 
 
 def loop(name: str, body: str) -> str:
-    """A Loop that carries v<name>, and gives w<name>."""
+    """A Loop that carries v<name>, and returns w<name>."""
     return WHILE.format(name=name, body=body)
 
 
 class Hooked(NumpyBackend):
-    """Calls a function of the user's before each call of an operation's kernel."""
+    """Calls a function of the test before each call of an operation's kernel."""
 
     def __init__(self, hooks: Mapping[str, Callable[[], None]] | None = None) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def linear(text: str) -> ps.Session:
 def same(
     text: str, feeds: dict[str, np.ndarray], backend: NumpyBackend | None = None
 ) -> ps.Session:
-    """The session of a model whose outputs, twice, are those of the linear executor, to the bit."""
+    """A session whose outputs, twice, equal those of the linear executor to the bit."""
     session = compiled(text, backend)
     expected = linear(text).run(feeds)
     for _ in range(2):
@@ -88,7 +88,7 @@ def same(
 
 
 def streams_of(session: ps.Session) -> int:
-    """How many streams the outermost block has."""
+    """Return the number of streams of the outermost block."""
     tasks = session.inspect.executor.tasks
     return 1 if tasks is None else len(tasks.blocks[0])
 
@@ -105,7 +105,7 @@ LOOPS = (
 
 @pytest.mark.parametrize(("first", "last"), [("Sin", "Cos"), ("Cos", "Sin")])
 def test_streams_join_two_loops_that_end_in_either_order(first, last):
-    #  x -+- while Sin -+- y        the one waits in its first turn until the other has ended
+    #  x -+- while Sin -+- y        one waits in its first iteration until the other has ended
     #     +- while Cos -+
     text = f"g (int64 n, int64 m, float[4] x) => (float[4] y) {{ {LOOPS} y = Add(a, b) }}"
     backend, ended = Hooked(), threading.Event()
@@ -143,7 +143,7 @@ def test_streams_loop_as_last_step_has_streams_in_its_body():
     assert [len(block) for block in session.inspect.executor.tasks.blocks] == [2, 2]
 
 
-# What nests.
+# Nested blocks.
 
 
 def test_streams_loop_body_takes_another_branch_in_its_second_iteration():
@@ -182,7 +182,7 @@ def test_streams_run_loops_in_branches_in_loops():
         same(text, {"n": np.int64(n), "x": X})
 
 
-# What comes before a loop on another stream, and what reads it on another.
+# Nodes before a loop on another stream, and readers on another stream.
 
 
 def test_streams_loop_waits_for_other_streams_and_they_for_it():
@@ -202,7 +202,7 @@ def test_streams_loop_waits_for_other_streams_and_they_for_it():
 
 
 def test_streams_overlap_independent_work_with_a_loop():
-    #  x -+- while Sin -+- y        the loop cannot end before what stands beside it
+    #  x -+- while Sin -+- y        the loop cannot end before its neighbours
     #     +- Exp -- Neg -+
     text = (
         "g (int64 n, float[4] x) => (float[4] y) { a = "
@@ -218,7 +218,7 @@ def test_streams_overlap_independent_work_with_a_loop():
 
 
 def test_streams_that_wait_in_a_loop_hold_no_thread(workers):
-    #  eight branches wait for one node: they run on the threads that there are
+    #  eight branches wait for one node: they run on the available threads
     names = ["Sin", "Cos", "Exp", "Neg", "Abs", "Tanh", "Floor", "Ceil"]
     branches = " ".join(f"b{i} = {name}(s)" for i, name in enumerate(names))
     sums = " ".join(f"c{i} = Add({'b0' if i == 1 else f'c{i - 1}'}, b{i})" for i in range(1, 8))
@@ -234,7 +234,7 @@ def test_streams_that_wait_in_a_loop_hold_no_thread(workers):
     assert len(threads) <= 1 + workers.size
 
 
-# Turns.
+# Iterations.
 
 
 def test_streams_loop_without_iterations_returns_its_inputs():
@@ -251,7 +251,7 @@ def test_streams_loop_without_iterations_returns_its_inputs():
 
 
 def test_streams_loop_condition_runs_once_more_than_the_body():
-    #  while v[0] < 5: the test for the first turn stands before the loop
+    #  while v[0] < 5: the test for the first iteration precedes the loop
     text = """g (float[4] x) => (float[4] a) <float five = {5}> {
         m = ReduceMin<keepdims = 0>(x) c = Less(m, five)
         a = Loop <body = b (int64 i, bool c1, float[4] v) => (bool d, float[4] w) {
@@ -264,7 +264,7 @@ def test_streams_loop_condition_runs_once_more_than_the_body():
 
 @pytest.mark.parametrize("turns", [1, 2, 3, 4])
 def test_streams_value_read_by_a_loop_survives_all_iterations(turns):
-    #  two carried values change places in every turn, beside one that is only read
+    #  two carried values swap places in every iteration, beside one that is only read
     text = """g (int64 n, float[4] x) => (float[4] a, float[4] b, float[4] e) {
         e = Exp(x) y = Neg(x)
         a, b = Loop <body = l (int64 i, bool c, float[4] v, float[4] u) =>
@@ -324,7 +324,7 @@ def test_streams_stop_after_an_error_on_one_of_them(at):
 
 
 def test_streams_that_wait_for_a_failing_one_do_not_hang():
-    #  x -- Sin -- fails      what waits for it ends, too
+    #  x -- Sin -- fails      steps that wait for it end, too
     text = """g (float[4] x) => (float[4] y) { a = Sin(x) b = Exp(a) c = Neg(a) d = Abs(a)
         s = Add(b, c) y = Add(s, d) }"""
     backend = Hooked({"Sin": lambda: 1 // 0})

@@ -1,6 +1,6 @@
 """Loops on devices: carried values stay there, and iterations overlap as far as signals allow.
 
-The device (``device_backend.py``) is late at random, and refuses what is read too early.
+The device (``device_backend.py``) is late at random, and refuses values that are read too early.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OPERATIONS = {"Sin", "Cos", "Tanh", "Mul", "Reshape", "RandomNormalLike", "Add"}
 
 
 class HeldBackend(DelayedBackend):
-    """Operations that are ``held`` wait in their stream until ``opened``; ``begun`` counts them, and
+    """Operations that are ``held`` wait in their stream until ``opened``; ``begun`` counts them and
     all others."""
 
     def __init__(self, *held: str) -> None:
@@ -43,7 +43,7 @@ class HeldBackend(DelayedBackend):
             assert self.opened.wait(SOON)
 
     def begin(self, session: ps.Session, turns: int, **options) -> Future[Any]:
-        """A run in which the operations are held."""
+        """Start a run in which the operations are held."""
         feeds = {"n": np.int64(turns), "x": X}
         session.run(feeds)  # costs are measured before the first one
         self.begun.clear()
@@ -98,7 +98,7 @@ def test_iteration_begins_before_all_of_the_last_has_ended():
 
 
 def test_reader_of_a_carried_value_waits_for_the_step_that_computed_it_alone():
-    # Tanh reads what Sin has carried; behind Sin is a Cos, on its stream, which has not ended.
+    # Tanh reads what Sin has carried; after Sin there is a Cos, on its stream, which has not ended.
     text = loop("wa = Sin(va) wb = Cos(wa) wc = Tanh(va)", "a b c")
     backend = HeldBackend("Cos")
     session = compiled(text, backend)
@@ -126,7 +126,7 @@ def test_carried_values_on_a_device_are_exchanged_without_a_copy():
 
 
 def test_values_that_change_places_are_handed_on_with_their_events():
-    # a and b change places, so that either stream may have computed what c reads.
+    # a and b swap places, so that either stream may have computed what c reads.
     text = loop("wa = Sin(vb) wb = Identity(va) wc = Tanh(va) wd = Cos(vd)", "a b c d")
     session = compiled(text, DelayedBackend(operations=OPERATIONS))
     check(session, text)
@@ -146,7 +146,7 @@ def test_host_of_a_loop_waits_for_no_more_than_it_needs():
 @pytest.mark.parametrize(
     "body",
     [
-        "h = Neg(va) wa = Sin(h)",  # brought from the host each time, from memory written anew
+        "h = Neg(va) wa = Sin(h)",  # copied from the host each time, from rewritten memory
         "r = RandomNormalLike(va) wa = Mul(r, r)",  # with effects
     ],
 )

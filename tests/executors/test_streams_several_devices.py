@@ -51,7 +51,7 @@ def signals_of(session: ps.Session) -> Signals:
 
 
 def waits(session: ps.Session) -> dict[str, list[tuple[int, int]]]:
-    """By operation on devices: each stream that waits, and the stream that it waits for."""
+    """By operation on devices: each stream that waits, and the stream for which it waits."""
     signals = signals_of(session)
     return {
         step.node.op.name: [(s, signals.events[k]) for s, k in signals.behind.get(step, ())]
@@ -73,7 +73,7 @@ def test_node_on_two_devices_has_a_stream_on_each_and_waits_for_the_other_alone(
     assert sorted(on["Sum"]) == sorted([first, second])
     waiting = waits(session)
     assert sorted(waiting["Sum"]) == sorted([(first, second), (second, first)])
-    # What follows waits for the part of the sum on the other device, and for nothing else.
+    # Later nodes wait for the part of the sum on the other device, and for nothing else.
     assert waiting["Exp"] == [(first, second)]
     assert waiting["Tanh"] == [(second, first)]
     # Each kernel is called once, through both streams.
@@ -102,7 +102,7 @@ def test_node_on_two_devices_waits_on_both_for_a_node_on_one():
             session.run({"x": X})["y"], expected(text, {"x": X})["y"], rtol=1e-6
         )
     waiting = waits(session)
-    assert len(waiting["Sum"]) == 1  # the stream on the other device, for that of Sin
+    assert len(waiting["Sum"]) == 1  # the stream on the other device waits for that of Sin
     assert len(waiting["Tanh"]) == 1
 
 
@@ -134,7 +134,7 @@ def test_loop_with_a_node_on_several_devices(body):
         feeds = {"n": np.int64(n), "x": X}
         found, wanted = session.run(feeds), expected(text, feeds)
         np.testing.assert_allclose(found["y"], wanted["y"], rtol=1e-5)
-    # Iterations overlap: the sum is handed on with an event that both of its streams have passed.
+    # Iterations overlap: the sum is passed on with an event that both of its streams have passed.
     assert session.inspect.executor.tasks.signals.overlap.ends
 
 

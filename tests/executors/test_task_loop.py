@@ -1,7 +1,7 @@
 """The loop over tasks: what runs at the same time, how it ends, and that it always does.
 
 Most tests draw tasks by hand, which are plain functions here. Tasks meet at barriers and wait for
-events, with a timeout that only a failing test ever comes to.
+events, with a timeout that only a failing test reaches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.host.threads import Workers
 from tests.support.flows import Log, Meeting, begin, drawn, ended, on, turning
 from tests.support.timing import SOON, slow
 
-# At the same time.
+# Concurrency.
 
 
 def test_task_loop_runs_independent_tasks_at_once(workers):
@@ -49,7 +49,7 @@ def test_run_right_behind_another_has_the_worker_of_that():
     may_return, answers = threading.Event(), []
 
     class Returning(Workers):
-        """Jobs that take long to return when they have done their work."""
+        """Jobs that take long to return after they have done their work."""
 
         def offer(self, job):
             def work() -> None:
@@ -185,7 +185,7 @@ def test_task_chain_alternates_between_two_queues(workers, other, worthwhile):
 
 
 def test_calling_thread_blocks_while_it_has_no_task(workers, other, gate):
-    #   0 => 1    the caller waits for 1, first for its begin and then for its end
+    #   0 => 1    the caller waits for 1, first for its beginning and then for its end
     began = threading.Event()
 
     def far(control: Control, V: list[Any]) -> None:
@@ -243,7 +243,7 @@ def test_started_run_goes_on_in_the_pool_after_its_starter_left(workers, other):
 @pytest.mark.parametrize("times", [0, 1, 10_000])
 @pytest.mark.parametrize("body", [(), (1,), (1, 2)])
 def test_task_block_runs_once_per_iteration(times, body):
-    #   0 { body }     and no deeper the more often
+    #   0 { body }     and the stack gets no deeper with the number of expansions
     ran: Counter[int] = Counter()
     depth = set()
 
@@ -313,7 +313,7 @@ def test_task_block_may_run_on_another_queue(other):
 
 
 def test_two_task_loops_iterate_at_the_same_time(workers):
-    #   0 { 1 }     2 { 3 }: each body meets the other's
+    #   0 { 1 }     2 { 3 }: each body waits for the other
     meet = Meeting(2)
     tasks = drawn(4, blocks={0: [(1,)], 2: [(3,)]})
     functions = {0: turning(50), 2: turning(50, 2), 1: meet, 3: meet}
@@ -339,7 +339,7 @@ def test_task_after_a_loop_waits_for_its_last_iteration(workers):
 
 def test_task_run_frees_a_value_after_its_last_reader(workers):
     #        /-> 1 --\
-    #     0 +-> 2 ----+-> 4      V[0] is made by 0, and read by 1, 2 and 3
+    #     0 +-> 2 ----+-> 4      V[0] is written by 0, and read by 1, 2 and 3
     #        \-> 3 --/
     class Value:
         pass
@@ -364,7 +364,7 @@ def test_task_run_frees_a_value_after_its_last_reader(workers):
 
 
 def test_task_run_frees_a_value_of_a_body_in_each_iteration():
-    #   0 { 1 -> 2, 3 }    V[0] is made by 1, and read by 2 and 3
+    #   0 { 1 -> 2, 3 }    V[0] is written by 1, and read by 2 and 3
     held = []
 
     def make(control: Control, V: list[Any]) -> None:

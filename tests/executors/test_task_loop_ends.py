@@ -68,7 +68,7 @@ def test_failing_task_lets_running_tasks_end_and_no_other_begin(workers, gate):
 
     caller = on(threading.Thread(target=call))
     assert inside.wait(SOON)
-    wait_until(lambda: control.stopped)  # which tells loops that are inside
+    wait_until(lambda: control.stopped)  # running loops see it
     assert caller.is_alive()
     gate.set()
     ended(caller)
@@ -160,11 +160,11 @@ def test_interrupt_ends_the_task_run_and_its_workers(workers, gate, error):
     with pytest.raises(error):
         run.run()
     assert not ran  # raised while 1 was inside
-    assert control.stopped  # which loops that are inside look at
+    assert control.stopped  # running loops check it
     gate.set()
     idle(workers)
     assert ran == [1]
-    # The pool serves others.
+    # The pool still serves other runs.
     meet = Meeting(3)
     begin(drawn(3), dict.fromkeys(range(3), meet), [Queue(3, workers)]).run()
 
@@ -359,7 +359,7 @@ def test_task_run_can_be_stopped_by_a_signal_handler_at_any_moment():
 
 
 class Promises:
-    """A pool that takes jobs and runs them when it is told to."""
+    """A pool that takes jobs and runs them on request."""
 
     size = 8
 
@@ -479,7 +479,7 @@ def test_observers_see_each_ready_task_once():
 
 
 class Checked:
-    """Random tasks that check that all they wait for has ended, and some of which fail."""
+    """Random tasks that check that their predecessors have ended; some of them fail."""
 
     def __init__(self, seed: int, queues: int) -> None:
         choose = random.Random(seed)
@@ -614,11 +614,11 @@ def test_hundreds_of_concurrent_task_runs_each_end_once(queues):
         assert [queue.workers for queue in run.queues] == [0] * queues and not run.running
 
 
-# What is left of a run.
+# What remains of a run.
 
 
 class Value:
-    """Something that a task makes."""
+    """An object that a task creates."""
 
 
 @pytest.mark.parametrize("way", ["run", "start"])

@@ -29,7 +29,7 @@ def add(session: ps.Session, by: int) -> int:
 
 
 def unset() -> bytes:
-    """A graph of version 1 that reads "v" and has an initializer of it."""
+    """A graph of version 1 that reads "v" and has an initializer for it."""
     g = Builder()
     g.node("VariableV2", name="v", dtype=Type("float32"), shape=Shape([2]))
     g.const(np.array([1, 2], np.float32), "first")
@@ -239,7 +239,7 @@ def test_sessions_share_variables_that_are_given(executor: str) -> None:
 
 
 def test_graphs_that_name_a_variable_share_it() -> None:
-    """As the graph that trains and the one that is asked, in TensorFlow 1."""
+    """As with the graphs for training and inference in TensorFlow 1."""
     g = Builder()
     g.node("Placeholder", name="x", dtype=Type("float32"), shape=Shape([2]))
     for name in ("v", "other"):

@@ -1,4 +1,4 @@
-"""Workspaces belong to streams: what runs on one shares it, and it is counted and given back."""
+"""Workspaces belong to streams: runs on one share it, and it is counted and released."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_kernels_on_a_stream_share_its_workspace():
     session = compiled(backend, max_streams=3)
     for _ in range(3):
         np.testing.assert_allclose(session.run({"x": X})["y"], expected(), rtol=1e-6)
-    # Two streams, each with the most that a kernel on it needs, kept from run to run.
+    # Two streams, each with the largest workspace of its kernels, kept from run to run.
     assert session.inspect.executor.tasks.signals.devices == ("late", "late")
     assert backend.device.allocated == [3000, 3000]
 
@@ -79,7 +79,7 @@ def test_plans_lose_workspaces_beyond_the_limit_of_their_bytes():
     session = compiled(device(), text, max_streams=3, limits=ps.Limits(max_plans_bytes=1))
     for n in (1, 2, 3):
         session.run({"x": X[:n]})
-    # Those of the last plan stay.
+    # The workspaces of the last plan stay.
     assert 6000 <= session.memory.arenas < 12000
 
 
@@ -90,7 +90,7 @@ def test_kernels_outside_of_streams_get_no_workspace(executor):
 
 
 class Working(HostBackend):
-    """Sin with a workspace of a MiB on the host."""
+    """Sin with a workspace of one MiB on the host."""
 
     name = "working"
 

@@ -61,7 +61,7 @@ def assert_same(got: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 @contextmanager
 def only_saved_plans() -> Iterator[None]:
-    """Nothing may be compiled from the graph of the model, nor an arena be planned."""
+    """Nothing may be compiled from the model's graph, and no arena may be planned."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler.Compiler, "compile", None)
         patch.setattr(stages, "plan_arena", None)
@@ -102,7 +102,7 @@ def test_saved_plans_are_not_compiled_again(path: Path, backends: Any) -> None:
 
 
 def products() -> tuple[ps.Session, dict[str, Any]]:
-    """Two products on native kernels, which have their weights in panels, and what they are fed."""
+    """Two products on native kernels, which pack their weights in panels, and their feeds."""
     rng = np.random.default_rng(4)
     model = model_from_text(
         """g (float[1, 64] x) => (float[1, 40] y) {
@@ -125,7 +125,7 @@ def products() -> tuple[ps.Session, dict[str, Any]]:
 
 @contextmanager
 def no_panels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Native kernels may not bring weights into panels."""
+    """Native kernels may not pack weights into panels."""
     from penstock.backends.native import (
         blocks,
         code_products,
@@ -153,7 +153,7 @@ def no_panels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_constants_in_orders_of_native_kernels_are_saved(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither product brings its weights into panels again."""
+    """Neither product packs its weights into panels again."""
     session, x = products()
     expected = session.run(x), session.run(x, ["m"])
     assert {step.backend for step in session.inspect.plan.walk()} == {"native"}
@@ -165,8 +165,8 @@ def test_constants_in_orders_of_native_kernels_are_saved(
 
 
 def codes_model(*, convolutions: bool) -> Any:
-    """A product of codes, and what it is fed; or convolutions of the same codes for inputs of both
-    types, with and without a zero point, which kernels put different sums behind."""
+    """A product of codes and its feeds; or convolutions of the same codes for inputs of both types,
+    with and without a zero point, for which kernels append different sums."""
     rng = np.random.default_rng(5)
     text = """g (uint8[4, 128] m) => (uint8[4, 256] d) <
         float scale = {0.05}, uint8 zero = {7}, int8 none = {0}, float result = {3}> {
@@ -194,7 +194,7 @@ def codes_model(*, convolutions: bool) -> Any:
 
 
 def recurrent_model(cell: str) -> Any:
-    """A layer in both directions, and what it is fed."""
+    """A layer in both directions, and its feeds."""
     rng = np.random.default_rng(6)
     gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[cell]
     model = model_from_text(f"""g (float[5, 1, 24] x) => (float[5, 2, 1, 96] y) {{
@@ -206,7 +206,7 @@ def recurrent_model(cell: str) -> Any:
 
 
 def small_convolutions_model() -> Any:
-    """A convolution of codes, one in groups of one filter, and sums of codes; what they are fed."""
+    """A convolution of codes, one in groups of one filter, and sums of codes; with their feeds."""
     rng = np.random.default_rng(7)
     model = model_from_text("""g (uint8[1, 8, 6, 6] x)
         => (uint8[1, 8, 6, 6] c, uint8[1, 8, 6, 6] d, int32[1, 4, 4, 4] s) <
@@ -223,7 +223,7 @@ def small_convolutions_model() -> Any:
 
 
 def transposed_model() -> Any:
-    """A transposed convolution of two phases by two, and what it is fed."""
+    """A transposed convolution of two phases by two, and its feeds."""
     rng = np.random.default_rng(8)
     model = model_from_text("""g (float[1, 6, 5, 5] x) => (float[1, 5, 9, 9] y) {
         y = ConvTranspose<strides=[2, 2], pads=[1, 1, 1, 1]>(x, w) }""")
@@ -363,7 +363,7 @@ def test_graph_of_a_model_with_variables_is_decoded_when_it_is_needed(
     opened = ps.open(path)
     assert decoded == []
     opened.run(feeds)
-    assert len(decoded) == 1  # the plan's
+    assert len(decoded) == 1  # the plan's graph
     opened.model.graph  # noqa: B018
     assert len(decoded) == 2
 
@@ -429,7 +429,7 @@ def test_options_of_a_file_name_backends_that_there_are(path: Path, old: bytes, 
 
 
 def with_document(file: bytes, name: str, old: bytes, new: bytes) -> bytes:
-    """The file with ``new`` in place of ``old``, as long, in a document, and checksums that fit."""
+    """Return the file with ``new`` instead of ``old``, equally long, and with valid checksums."""
     magic, version, _, offset, count = HEADER.unpack_from(file)
     table = json.loads(file[offset : offset + count])
     begin, length, _ = table["documents"][name]

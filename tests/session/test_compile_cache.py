@@ -177,7 +177,7 @@ def test_session_with_any_damaged_byte_is_replaced(model: Path, folder: Path) ->
     (kept,) = folder.glob("*.penstock")
     whole = kept.read_bytes()
     for i in range(0, len(whole), 67):
-        kept.unlink()  # what is mapped must not change
+        kept.unlink()  # a mapped file must not change
         kept.write_bytes(whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :])
         np.testing.assert_array_equal(ps.compile(model, cache=folder).run(X)["y"], expected)
     with nothing_is_compiled():
@@ -225,7 +225,7 @@ def test_options_that_are_objects_are_not_told_apart_and_keep_nothing(
         with pytest.warns(UserWarning, match=f"keeps no session: {next(iter(options))}= is an obj"):
             session = ps.compile(model, cache=folder, **with_expert(options))
             assert session.run(X)["y"].shape == (2, 4)
-    assert seen  # what was kept before would have run no pass
+    assert seen  # with the old entry no pass would have run
     assert len(list(folder.glob("*.penstock"))) == 1
 
 
@@ -297,7 +297,7 @@ for _ in range(5):
         runs = [threads.submit(lambda: ps.compile(model, cache=folder).run(X)) for _ in range(12)]
     assert all(run.result()["y"][0, 0] == 12 for run in runs)
     assert all(process.wait() == 0 for process in processes)
-    assert len(list(folder.iterdir())) <= 2  # the session and a digest, and nothing half written
+    assert len(list(folder.iterdir())) <= 2  # the session and a digest, and no partial file
 
 
 def test_commands_list_and_clear_a_folder(model: Path, folder: Path) -> None:

@@ -1,5 +1,5 @@
-"""Decoders that are fed what they returned: the cache grows where it lies, and answers are those of
-ONNX Runtime whatever else callers do with old caches."""
+"""Decoders whose outputs are fed back: the cache grows in place, and answers are those of ONNX
+Runtime whatever else callers do with old caches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GROUPED = """g (float[b, s, 16] x, float[b, 2, p, 8] past_k, float[b, 2, p, 8] p
     y, present_k, present_v = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2>
         (x, x, n, past_k, past_v, last, total)
 }"""
-# Nothing that is recognized reads this cache.
+# No pass recognizes this cache.
 PLAIN = """g (float[b, s, 16] x, float[b, p, 16] past_k) => (float[b, s, 16] y, float[b, t, 16] present_k)
     { present_k = Concat <axis = 1> (past_k, x) m = ReduceMax <keepdims = 1> (present_k)
       y = Add (x, m) }"""
@@ -46,7 +46,7 @@ Cache = dict[str, np.ndarray]
 
 
 class Decoder:
-    """A session and ONNX Runtime's, and steps of both. Answers are compared in each step."""
+    """A session, ONNX Runtime's session, and their steps. Each step compares the answers."""
 
     def __init__(self, name: str, **options) -> None:
         model = model_from_text(TEXTS[name], domains={"com.microsoft": 1})
@@ -83,17 +83,17 @@ class Decoder:
 
 
 def copied(past: Cache, present: Cache) -> int:
-    """Bytes of the past that are elsewhere in the present."""
+    """Return the bytes of the past that are elsewhere in the present."""
     return sum(x.nbytes for n, x in past.items() if not np.shares_memory(x, present[n]))
 
 
 def row_bytes(past: Cache) -> int:
-    """Bytes of a position in all caches."""
+    """Return the bytes of a position in all caches."""
     return sum(16 * x.itemsize for x in past.values())
 
 
 def rooms_of(past: Cache) -> int:
-    """Bytes of the memory in which the caches of one sample lie."""
+    """Return the bytes of memory of the caches of one sample."""
     return sum(x.strides[0] for x in past.values())
 
 
@@ -141,7 +141,7 @@ def test_older_caches_may_be_continued_again(name):
 @pytest.mark.parametrize("name", TEXTS)
 def test_prompts_of_many_rows_may_follow_steps(name):
     decoder = Decoder(name)
-    # ONNX Runtime takes several rows of one sample only.
+    # ONNX Runtime takes several rows only for one sample.
     past = decoder.empty(1 if name == "grouped" else 2)
     for rows in [3, *[1] * 12, 5, *[1] * 8, 40, *[1] * 6, 2, 2, 2, 2, 2, 2]:
         past = decoder.step(past, rows)
@@ -181,7 +181,7 @@ def test_rooms_of_caches_that_callers_hold_are_memory_of_the_session(name):
 
 
 def test_room_that_is_too_large_for_the_limit_has_no_rows_to_spare():
-    """After 134 positions twice as many would be needed. Growing in place needs nothing."""
+    """After 134 positions twice as many would be needed. Growing in place needs no more."""
     size = row_bytes(Decoder("plain").empty())
     decoder = Decoder("plain", limits=Limits(max_bytes=200 * size))
     past, moves = decoder.empty(), []
@@ -203,7 +203,7 @@ def test_step_whose_cache_grows_past_the_limit_raises_limit_exceeded(name):
         for present in decoder.steps(past, 160):
             past = present
     assert 60 < past["past_k"].shape[-2] < 100
-    list(Decoder(name).steps(past, 3))  # a session without that limit goes on
+    list(Decoder(name).steps(past, 3))  # a session without that limit continues
 
 
 @pytest.mark.parametrize("name", TEXTS)

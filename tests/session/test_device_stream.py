@@ -15,7 +15,7 @@ from tests.support.timing import SOON, wait_until
 
 
 class Gates:
-    """Events of a device come when the test says; ``order`` has the operations that ran on it."""
+    """Events of a device complete when the test says; ``order`` has the operations that ran."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
@@ -25,7 +25,7 @@ class Gates:
 
 
 def warm(text: str, backend: DelayedBackend, gates: Gates) -> ps.Session:
-    """A session that has run, and has measured what it measures before: ``order`` is empty."""
+    """A session that has run and finished its measurements: ``order`` is empty."""
     session = compiled(text, backend)
     gates.opened.set()
     session.run({"x": X})
@@ -43,7 +43,7 @@ def test_next_run_of_a_user_stream_is_put_on_the_device_behind_the_last(monkeypa
     session = warm(SIN_ABS, backend, gates)
     stream = ps.Stream()
     runs = [stream.run(session, {"x": X + i}) for i in range(6)]
-    # The host has seen no event, and two runs are on the device, one behind the other.
+    # The host has seen no event, and two runs are on the device, one after the other.
     wait_until(lambda: len(backend.order) == 2)
     assert not any(run.done() for run in runs)
     assert not stream.query()

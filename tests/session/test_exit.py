@@ -1,4 +1,4 @@
-"""The end of a process in which submitted runs have not ended."""
+"""The exit of a process with submitted runs that have not ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plans say of themselves: backends, reasons, executor and precision, asked for and effective."""
+"""Facts about plans: backends, reasons, executor and precision, as requested and in effect."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_source_of_fused_steps_says_what_each_reads_and_writes():
     source = fusing().source
     call = re.search(r"conv_hardswish_(\d+)\((\w+), (c\d+) -> (\w+)", source)
     assert call, source
-    assert re.search(rf"conv_relu_\d+\({call[4]}, c\d+ -> ", source)  # reads what the first wrote
+    assert re.search(rf"conv_relu_\d+\({call[4]}, c\d+ -> ", source)  # reads the first's result
     assert "first in the model: float32[1, 8, 16, 16]" in source
 
 
@@ -116,7 +116,7 @@ def test_bf16_without_a_backend_for_it_warns_and_says_float32():
     reason = "computes in float32 here: no backend of numpy rounds to bfloat16"
     with pytest.warns(UserWarning, match=reason) as warned:
         session = compile_text(CONVOLUTION, backends=["numpy"], precision="bf16", shapes={})
-    assert [warning.filename for warning in warned] == [onnx_text.__file__]  # which called compile
+    assert [warning.filename for warning in warned] == [onnx_text.__file__]  # the caller of compile
     assert session.effective.precision == "float32"
     assert "precision float32 (asked for: bf16)" in session.explain()
 

@@ -1,4 +1,4 @@
-"""Feeds of some of the runs of a session: how many, of which runs, and what that takes."""
+"""Recording of feeds of some runs of a session: how many, of which runs, and at what cost."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def session() -> ps.Session:
 
 def test_recording_takes_a_hundredth_of_the_time(session: ps.Session) -> None:
     recording = Recording(session, 10_000, 1000)
-    recording.copy = 5e-4  # half of what a run takes
+    recording.copy = 5e-4  # half of the time of a run
     recording.run(9_999)
     recorder = recording.recorder
     assert recorder.spent <= SHARE * recording.process.now
@@ -79,7 +79,7 @@ def test_runs_that_take_longer_are_recorded_at_the_interval(session: ps.Session)
     feeds = [*recording.recorder.kept.feeds]
     assert 70 <= len(feeds) <= 100
     assert recording.ended_after == 1000
-    # A run that was chosen before the end, and comes behind it.
+    # A run that was chosen before the end, and arrives after it.
     recording.recorder._sample(RunOptions(X))
     assert recording.recorder.kept.feeds == feeds
 

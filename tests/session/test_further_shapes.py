@@ -35,7 +35,7 @@ def no_measured_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def described(session: ps.Session) -> tuple[Any, ...]:
-    """The steps of the last plan with their kernels, its slots and their places, and its program."""
+    """Return the steps of the last plan with kernels, its slots, their offsets, its program."""
     plan, executor = session.inspect.plan, session.inspect.executor
     steps = [
         (
@@ -52,10 +52,10 @@ def described(session: ps.Session) -> tuple[Any, ...]:
 
 
 def check(model: Any, before: Feeds, feeds: Feeds, **options: Any) -> None:
-    """Compare the plan of a session that has met the shapes ``before``, perhaps in vain, with that of
-    one that has not."""
+    """Compare the plan of a session that has seen the shapes ``before``, perhaps in vain, with that
+    of one that has not."""
     with ps.compile(model, **options) as fresh, ps.compile(model, **options) as further:
-        with suppress(PenstockError):  # the model takes no such shape
+        with suppress(PenstockError):  # the model rejects this shape
             further.run(before)
         wanted = fresh.run(feeds)
         assert_same(further.run(feeds), wanted)
@@ -101,7 +101,7 @@ def convolutions(count: int) -> bytes:
 
 
 def calls_of_further(model: bytes) -> int:
-    """Calls of Python's functions for the second shape of a model."""
+    """Count calls of Python functions for the second shape of a model."""
     with ps.compile(model, threads=1) as session:
         session.run({"r": np.ones((1, 4, 8, 8), np.float32)})
         return calls_of(session.run, {"r": np.ones((2, 4, 8, 8), np.float32)})
@@ -110,5 +110,5 @@ def calls_of_further(model: bytes) -> int:
 def test_calls_for_each_node_of_a_further_shape_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "ALWAYS_CHECKED", False)
     few, many = convolutions(10), convolutions(30)
-    open_model(few, {"r": np.ones((2, 4, 8, 8), np.float32)})  # what is done once in a process
+    open_model(few, {"r": np.ones((2, 4, 8, 8), np.float32)})  # what happens once in a process
     assert calls_of_further(many) - calls_of_further(few) <= MOST_CALLS * 40

@@ -1,4 +1,4 @@
-"""Futures of runs that are waited for while something interrupts the thread that waits."""
+"""Futures of runs whose waiting threads are interrupted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ X = np.ones(2, np.float32)
 
 
 class Waits(Observer):
-    """A run that goes on when it is told to, or after a while."""
+    """A run that continues when it is told to, or after a while."""
 
     def __init__(self):
         self.told = threading.Event()
@@ -35,8 +35,8 @@ class Waits(Observer):
 
 
 def interrupted_at(line, interrupt, call):
-    """Call a function and, within it, another one before that line, counted as Python runs them;
-    return how many lines it has run, and its result."""
+    """Call a function and, within it, another one before that line, counted in the order of
+    execution. Return how many lines it has run, and its result."""
     count, inside = 0, False
 
     def trace(frame, event, argument):
@@ -61,7 +61,7 @@ def interrupted_at(line, interrupt, call):
 @pytest.mark.parametrize("wait", ["result", "exception"])
 @pytest.mark.parametrize("submit", ["session", "stream"])
 def test_wait_may_be_interrupted_anywhere_by_a_wait_for_another_run(wait, submit):
-    """With one worker, which has to end the first run before it can begin the second."""
+    """With one worker, which must end the first run before it can begin the second."""
     pool = Workers("one", 1)
     session = ps.compile(model_from_text(MODEL), expert=ps.ExpertOptions(pool=pool))
     stream = ps.Stream()

@@ -38,7 +38,7 @@ def test_outputs_are_in_the_given_arrays(executor, backends):
 
 @pytest.mark.parametrize("backends", [["numpy"], None])
 def test_warm_run_with_given_outputs_allocates_none(backends, most_bytes):
-    """NumPy tells tracemalloc of every array that it allocates."""
+    """NumPy reports every array that it allocates to tracemalloc."""
     x = np.linspace(-1, 1, 1 << 18, dtype=np.float32)
     text = "g (float[N] x) => (float[N] y) { a = Exp(x) y = Neg(a) }"
     session = compile_text(text, backends=backends, executor="linear", threads=1)
@@ -59,7 +59,7 @@ def test_arrays_that_kernels_cannot_write_get_copies():
         assert out["y"] is array
         np.testing.assert_array_equal(array, expected["y"])
     x = X.copy()
-    session.run({"x": x}, out={"y": x})  # over what is read
+    session.run({"x": x}, out={"y": x})  # overwrites an input
     np.testing.assert_array_equal(x, expected["y"])
 
 
@@ -117,7 +117,7 @@ def test_repeated_runs_into_arrays_call_few_functions():
 
 @pytest.mark.parametrize("backends", [["numpy"], None])
 def test_other_arrays_than_before_get_the_same_answers(backends):
-    """Each in a run after one that wrote straight into arrays."""
+    """Each run follows one that wrote directly into arrays."""
     session = compile_text(TEXT, backends=backends, executor="linear")
     expected = session.run({"x": X})
     both = np.empty(16000, np.float32)

@@ -1,4 +1,4 @@
-"""Errors that say what to write instead, for those who come from other runtimes."""
+"""Errors that say what to write instead, for users of other runtimes."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ FEEDS = {"x": np.random.default_rng(3).standard_normal((4, 64)).astype(np.float3
 
 
 def saved(path: Path) -> dict[str, Any]:
-    """Save a session; returns its answers."""
+    """Save a session; return its answers."""
     text = NET.replace("int64[1] one = {1}", "int64[1] one = {1}, int64[2] s = {4, 64}")
     session = compile_text(text, executor="linear", threads=1)
     answers = session.run(FEEDS)
@@ -58,7 +58,7 @@ class Plan:
         self.nodes: list[Any] = self.graph["nodes"]
 
     def node(self, op: str) -> list[Any]:
-        """The first node of an operation."""
+        """Return the first node of an operation."""
         names = [name for _, name, _ in self.document["ops"]]
         return next(node for node in self.nodes if names[node[0]] == op)
 
@@ -127,7 +127,7 @@ def widen_input(plan: Plan) -> None:
 
 
 def add_rows(plan: Plan) -> None:
-    """The plan is for a thousand times the rows that its key says, and reads them all."""
+    """The plan is for a thousand times as many rows as its key says, and reads them all."""
     x, softmax = plan.named("x"), plan.node("Softmax")
     plan.values[x] = ["x", ["float32", [4096, 64]]]
     plan.nodes[:] = [
@@ -139,12 +139,12 @@ def add_rows(plan: Plan) -> None:
 
 
 def share_region_output(plan: Plan) -> None:
-    """A node inside of the region makes the value that a node outside makes."""
+    """A node inside the region produces the value that a node outside produces."""
     plan.region()["nodes"][-1][2] = [plan.named("z")]
 
 
 def nest_region(plan: Plan) -> None:
-    """A node inside of a region is a region."""
+    """A node inside a region is a region."""
     plan.region()["nodes"].append(json.loads(json.dumps(plan.node("Fused"))))
 
 
@@ -393,7 +393,7 @@ def in_copies(change: Callable[[Documents, dict[str, int]], object]) -> Edit:
 
 
 def as_type(dtype: str, size: int) -> Edit:
-    """All copies are arrays of another type, as long."""
+    """All copies are arrays of another type, equally long."""
 
     def change(documents: Documents, names: dict[str, int]) -> None:
         for index in names.values():

@@ -1,4 +1,4 @@
-"""What a process imports to compile and run a model: each module costs its start."""
+"""The modules that a process imports to compile and run a model, since each delays its start."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def modules(
     session: str, folder: Path, feeds: str = '{"x": np.ones((1, 16), np.float32)}'
 ) -> set[str]:
-    """The modules that a process imports to make a session and run it."""
+    """Return the modules that a process imports to create a session and run it."""
     command = [sys.executable, "-c", PROGRAM.format(session, feeds)]
     environment = {**os.environ, "HOME": str(folder)}  # without measured costs
     for name in ("PENSTOCK_CACHE", "XDG_CACHE_HOME"):
@@ -117,13 +117,13 @@ def modules(
 
 @pytest.fixture(scope="module")
 def imported(model: Path) -> set[str]:
-    """What compiling the model imports."""
+    """Return what compiling the model imports."""
     return modules(f"penstock.compile({str(model)!r})", model.parent)
 
 
 @pytest.fixture(scope="module")
 def imported_by_open(model: Path) -> set[str]:
-    """What opening the model imports that was compiled and saved."""
+    """Return what opening the model imports after it was compiled and saved."""
     session, saved = ps.compile(model, threads=1), model.with_suffix(".penstock")
     session.run({"x": np.ones((1, 16), np.float32)})
     session.save(saved)
@@ -216,5 +216,5 @@ def test_compile_of_what_is_kept_imports_nothing_of_compiling(tmp_path: Path) ->
     compiled = session, tmp_path, '{"x": np.ones((1, 256), np.float32)}'
     first, again = modules(*compiled), modules(*compiled)
     assert "penstock.passes" in first
-    # The digest of a file that is written to no more is kept.
+    # The digest of a file that no longer changes is kept.
     assert again & (ACCIDENTAL | OF_OTHER_MODELS | OF_COMPILING) <= {"pathlib"}

@@ -1,4 +1,4 @@
-"""``session.inspect``: what looks at plans, and where it was before."""
+"""``session.inspect``: inspection of plans, and hints for its former places."""
 
 from __future__ import annotations
 

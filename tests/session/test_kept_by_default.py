@@ -1,4 +1,4 @@
-"""Sessions that are kept without ``cache=``: which, when, and by which processes they are opened."""
+"""Sessions that are kept without ``cache=``: which, when, and which processes open them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def dense(factor: float = 1.0) -> ModelProto:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(compile_cache, "_SETTLED_NS", -(10**12))  # files of just now count as old
+    monkeypatch.setattr(compile_cache, "_SETTLED_NS", -(10**12))  # new files count as old
     monkeypatch.setattr(
         compile_cache, "USER_OPERATIONS", set()
     )  # whatever other tests have registered
@@ -329,7 +329,7 @@ def test_model_s_file_may_be_replaced_while_a_session_lives(model: Path) -> None
     session = ps.compile(model)
     session.run(X)
     model.write_bytes(dense(3.0).SerializeToString())
-    # Another plan needs the weights once more, which the first one gives back.
+    # Another plan needs the weights again, which the first one has released.
     rows = session.run({"x": np.ones((5, 300), np.float32)})["y"]
     np.testing.assert_allclose(rows, np.broadcast_to(expected[:1], rows.shape), rtol=1e-6)
     (weights,) = [v.const for v in session.model.graph.nodes[0].inputs if v and v.is_constant]
@@ -358,7 +358,7 @@ def test_what_takes_too_much_is_kept_without_packed_weights_or_not_at_all(
 ) -> None:
     monkeypatch.setattr(compile_cache, "MOST_BY_DEFAULT", 10_000)
     expected = use(model)
-    assert kept(folder)[0].stat().st_size < 50_000  # the kernels' order of the weights is not there
+    assert kept(folder)[0].stat().st_size < 50_000  # without packed weights
     with nothing_is_compiled():
         np.testing.assert_array_equal(use(model), expected)
     kept(folder)[0].unlink()
@@ -484,7 +484,7 @@ def test_plan_that_cannot_be_restored_is_made_again(
 
 
 def same_bits(got: Any, wanted: Any) -> bool:
-    """Whether two outputs are equal bit by bit, whatever they consist of."""
+    """Whether two outputs are equal bit by bit, whatever their types."""
     if isinstance(got, np.ndarray) and got.dtype != object:
         same = got.dtype == wanted.dtype and got.shape == wanted.shape
         return bool(same and got.tobytes() == wanted.tobytes())

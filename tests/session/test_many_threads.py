@@ -1,4 +1,4 @@
-"""Threads that compile, run and ask at the same time get the answers that each would get alone.
+"""Threads that compile, run and query at the same time get the answers that each would get alone.
 
 A free-threaded build of Python runs them at once; other builds switch between them, here as often as
 they can.
@@ -43,7 +43,7 @@ def frequent_switches() -> Iterator[None]:
 
 
 def at_once(*jobs: Callable[[], object]) -> None:
-    """Run each job on a thread of its own, all from the same moment on."""
+    """Run each job on a thread of its own, all starting at the same moment."""
     barrier = threading.Barrier(len(jobs))
 
     def begin(job: Callable[[], object]) -> object:
@@ -69,10 +69,10 @@ def wanted(x: np.ndarray, n: int) -> dict[str, np.ndarray]:
 @pytest.mark.costly
 @EXECUTORS
 def test_threads_on_a_shared_session_and_their_own_get_the_answers_of_one(executor, monkeypatch):
-    """Each thread compiles a session while others run, feeds shapes that make plans of the shared
-    one come and go, and asks what is changing."""
-    # Where plans go faster than they are found, one with open dims would begin with NumPy's kernels,
-    # whose last bits are others.
+    """Each thread compiles a session while others run, feeds shapes so that plans of the shared one
+    are added and dropped, and queries what changes."""
+    # If plans were dropped faster than they are found, one with open dims would begin on NumPy's
+    # kernels, whose last bits differ.
     monkeypatch.setattr(varying_shapes, "CHANGED", sys.maxsize)
     model = model_from_text(MODEL % ", ".join(map(str, WEIGHTS.ravel().tolist())))
     alone = ps.compile(model, executor=executor)
@@ -233,5 +233,5 @@ print(getattr(sys, "_is_gil_enabled", lambda: True)())
 @pytest.mark.costly
 @pytest.mark.parametrize("attempt", range(3))
 def test_first_models_of_a_process_may_be_compiled_by_threads_at_once(attempt):
-    """Operations and kernels are imported when they are first looked up: by all threads here."""
+    """Operations and kernels are imported when they are first looked up: here by all threads."""
     assert end_of(FIRST).strip() == str(not FREE_THREADED)

@@ -1,4 +1,4 @@
-"""Saved sessions and schedules with a change in them: each is refused, or does no harm. ``make
+"""Saved sessions and schedules with a random change: each is refused, or does no harm. ``make
 test-full`` tries 100,000 of them."""
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 CASES = 300
-PIECE = 10_000  # which take less than the five minutes that a test has, under sanitizers too
+PIECE = 10_000  # takes less than a test's five minutes, under sanitizers too
 
 
 def summary(*options: object) -> str:
-    """What the mutator says of cases that it has tried in a process of its own: it forks."""
+    """Return the mutator's report on cases that it has tried in a separate process: it forks."""
     command = [sys.executable, "-m", "tools.mutate_plans", *map(str, options), "--jobs", "1"]
     done = subprocess.run(
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False

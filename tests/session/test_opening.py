@@ -1,4 +1,4 @@
-"""What it costs to come from a model's bytes to its first outputs: calls of Python's functions."""
+"""The cost from a model's bytes to its first outputs, in calls of Python functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_OF_CHECKING = 0.03
 
 
 def calls_of(function: Callable[..., Any], *arguments: Any) -> int:
-    """Calls of Python's functions, generators and comprehensions in a call of ``function``."""
+    """Count calls of Python functions, generators and comprehensions in a call of ``function``."""
     calls = 0
 
     def count(frame: object, event: str, argument: object) -> None:
@@ -82,7 +82,7 @@ def forest(trees: int) -> bytes:
 def test_calls_do_not_grow_with_the_nodes_of_a_forest() -> None:
     feeds = {"x": np.ones((2, 3), np.float32)}
     few, many = forest(10), forest(1000)
-    for model in (few, many):  # what is done once in a process
+    for model in (few, many):  # what happens once in a process
         open_model(model, feeds)
     assert calls_of(open_model, many, feeds) <= calls_of(open_model, few, feeds) + 10
 
@@ -91,7 +91,7 @@ def test_calls_for_each_node_of_a_saved_chain_are_few(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))  # without measured costs
-    monkeypatch.setattr(stages, "ALWAYS_CHECKED", False)  # but what users' plans are checked for
+    monkeypatch.setattr(stages, "ALWAYS_CHECKED", False)  # users' plans are not checked either
     feeds = {"v0": np.ones(16, np.float32)}
     for length in (20, 120):
         session = ps.compile(chain(length).SerializeToString(), threads=1)

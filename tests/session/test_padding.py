@@ -1,4 +1,4 @@
-"""Encoders of many exporters leave out the rows that pad a batch, and answer as ONNX Runtime does.
+"""Encoders of many exporters omit the padding rows of a batch, and answer as ONNX Runtime does.
 
 ``python -m bench.zoo.encoders`` makes the archive.
 """
@@ -24,7 +24,7 @@ from tests.support.timing import SOON
 
 FILE = Path(__file__).parents[1] / "models" / "encoders.zip"
 NAMES = sorted(name.removesuffix(".onnx") for name in zipfile.ZipFile(FILE).namelist())
-# Windows of ConvBert go over rows.
+# Windows of ConvBert span rows.
 PADDED = {"ConvBertModel_dynamo"}
 MOST = 1e-5
 
@@ -55,7 +55,7 @@ def padded(*lengths: int, rows: int = 24) -> np.ndarray:
 
 
 def difference(name: str, dead_rows: str, mask: np.ndarray) -> float:
-    """How far answers are from ONNX Runtime's, in rows that are to be as there."""
+    """Return the distance of answers from ONNX Runtime's, in rows that must agree."""
     session = session_of(name, dead_rows)
     feeds = feeds_of(session, mask)
     apart = 0.0
@@ -240,10 +240,10 @@ def test_masks_of_any_type_and_heads_of_all_samples_on_one_axis_are_recognized(f
     session = ps.compile(model, cache=False, dead_rows="any")
     feeds = feeds_of(session, mask)
     feeds["attention_mask"] = given.astype(feeds["attention_mask"].dtype)
-    first = session.run(feeds)["y"]  # equal feeds take the same plan, the first time, too
+    first = session.run(feeds)["y"]  # equal feeds use the same plan, also the first time
     assert leaves_out(session)
     np.testing.assert_array_equal(session.run(feeds)["y"], first)
     want = ps.compile(model, "interpret", cache=False).run(feeds)["y"]
     live = mask.copy()
-    live[-1] = True  # no row of it is seen, so that all are computed
+    live[-1] = True  # the mask hides no row, so that all are computed
     np.testing.assert_allclose(first[live], want[live], 1e-5, 1e-5)

@@ -74,7 +74,7 @@ def test_parts_of_runs_at_the_same_time_do_not_mix():
 
 
 def most_held(session: ps.Session, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The most bytes that a session with ``memory=`` holds at a time, from now on."""
+    """Record the most bytes that a session with ``memory=`` holds at a time, from now on."""
     memory, most = session._plans.memory, [0]
     assert memory is not None
     makes_room = type(memory)._makes_room
@@ -111,7 +111,7 @@ def test_runs_beside_one_in_parts_leave_its_results_their_memory(executor, monke
         thread.join(SOON)
     assert not wrong
     assert not any(thread.is_alive() for thread in threads)
-    # A plan may be compiled between the moment when another one is found and that when it runs.
+    # A plan may be compiled between the moments when another one is found and when it runs.
     late = max(executor.plan_bytes for executor in session._plans.executors())
     assert 0 < most[0] <= session._plans.memory.limit + late
     assert session._plans.memory.results == 0

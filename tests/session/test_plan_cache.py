@@ -50,7 +50,7 @@ def test_plan_cache_keeps_observed_plans_apart(subgraph):
     assert (subgraph.last.key, subgraph.last.executor) == (
         1,
         plain,
-    )  # runs that are not observed take it from here
+    )  # runs without observers take it from here
     assert cache.get(subgraph, 1, True, FakeExecutor) is observed
 
 

@@ -1,6 +1,6 @@
-"""``Session.quantize_after``: a session that makes its own quantized model.
+"""``Session.quantize_after``: a session that quantizes its own model.
 
-Most tests have the model made here, where no time decides; what a process of its own finds is
+Most tests quantize the model here, where no time decides; the search in a separate process is
 tested once for each kind of source.
 """
 
@@ -71,7 +71,7 @@ def quantized_reference(search: Search) -> Any:
 
 @pytest.fixture
 def finds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bytes]], None]:
-    """Let a search find the model that a function returns, and that be the faster one."""
+    """Let a search find the model that a function returns, and let that be faster."""
 
     def replace(model: Callable[[], bytes]) -> None:
         def searched(self: BackgroundQuantization, samples: Path, folder: Path) -> bytes:
@@ -88,7 +88,7 @@ def finds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bytes]], No
 
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[str]]]:
-    """Let a search never end; the processes that were begun."""
+    """Let a search never end; return the processes that were started."""
     begun: list[subprocess.Popen[str]] = []
 
     def popen(command: list[str], **options: Any) -> subprocess.Popen[str]:
@@ -152,7 +152,7 @@ def test_no_run_compiles_after_the_swap_for_shapes_that_were_met(finds: object) 
         both = session(batch)
         np.testing.assert_allclose(both[:1], session(X[0]), atol=1e-5)
         assert session.stats.plans_made == made
-        # Other shapes are compiled of the quantized model, too.
+        # Other shapes are compiled from the quantized model, too.
         three = session(np.concatenate([X[0], X[1], X[2]]))
         np.testing.assert_allclose(three[:2], both, atol=1e-5)
 
@@ -205,7 +205,7 @@ def test_each_run_during_the_swap_has_one_of_both_answers(finds: object) -> None
             is_new = [np.array_equal(output, after[i]) for i, output in own]
             is_old = [np.array_equal(output, before[i]) for i, output in own]
             assert all(new != old for new, old in zip(is_new, is_old, strict=True))
-            # Once a thread has a new answer, it has no old one any more.
+            # Once a thread has a new answer, it gets no old one any more.
             assert is_new == sorted(is_new) and is_new[-1]
 
 
@@ -229,7 +229,7 @@ def test_a_process_of_its_own_finds_the_model(source: str, tmp_path: Path) -> No
         if quantization.state == "swapped":
             assert not np.array_equal(before, after)
             assert error_of(after[3::4], float_answers(X[3::4])) <= BOUND * 1.001
-        else:  # what is faster depends on the machine, and on what else it does
+        else:  # which is faster depends on the machine, and on its other work
             assert "time" in str(quantization.reason) or "faster" in str(quantization.reason)
             np.testing.assert_array_equal(before, after)
 
@@ -427,7 +427,7 @@ def test_sessions_that_compile_in_no_run_have_their_plans(finds: object) -> None
 def test_runs_of_other_sessions_call_nothing_more(finds: object) -> None:
     with compiled(convolutional()) as session:
         feeds = {"x": X[0]}
-        for _ in range(50):  # trials of the plan, whose runs call more, are over then
+        for _ in range(50):  # trials of the plan, whose runs make more calls, end meanwhile
             session.run(feeds)
         before = calls_of(session.run, feeds)
         assert session._controlled is None and calls_of(session.run, feeds) == before
@@ -436,7 +436,7 @@ def test_runs_of_other_sessions_call_nothing_more(finds: object) -> None:
         assert recorder is not None
         while recorder._gap < 10:
             session.run(feeds)
-        assert calls_of(session.run, feeds) == before  # the recorder's is none of Python's
+        assert calls_of(session.run, feeds) == before  # the recorder makes no Python call
         quantization.cancel()
         assert session._controlled is None and session._sampled is None
         assert calls_of(session.run, feeds) == before
@@ -548,10 +548,10 @@ def test_tflite_files_are_quantized_as_such(
         spread = max(map(np.max, before)) - min(map(np.min, before))
         for one, other in zip(before, after, strict=True):
             assert np.sqrt(np.square(one - other).mean()) <= BOUND * spread
-        # As of any TFLite model, inputs can be resized.
+        # Inputs can be resized, as in any TFLite model.
         both = session(np.concatenate([x[0], x[1]]))
         assert both.shape[0] == 2
-        # Sums of another order may round to another code where the search left layers in float32.
+        # Sums in another order may round to another code where the search left float32 layers.
         for one, other in zip(before[:2], both, strict=True):
             assert np.sqrt(np.square(one - other).mean()) <= BOUND * spread
 

@@ -1,4 +1,4 @@
-"""The process in which a session has a quantized model searched."""
+"""The process in which a session searches for a quantized model."""
 
 from __future__ import annotations
 

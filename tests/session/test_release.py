@@ -1,4 +1,4 @@
-"""What a dropped or closed session holds is freed at once, without the garbage collector."""
+"""A dropped or closed session frees what it holds at once, without the garbage collector."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def framed(executor: str) -> ps.Session:
 
 
 def nested(executor: str) -> ps.Session:
-    """A run that fails in a function that calls itself without end, which frames alone can run."""
+    """A run that fails in an endlessly recursive function, which only frames can run."""
     builder = Builder()
     types = {"Tin": [Type("int32")], "Tout": [Type("int32")]}
     builder.function("F", {"x": "int32"}, {"y": "int32"}, {"y": "again:output:0"})
@@ -113,8 +113,8 @@ def saved(executor: str) -> ps.Session:
 
 
 def leftovers(use: Callable[[str], object], executor: str) -> Counter[str]:
-    """The objects of the package that only the garbage collector can free after ``use``."""
-    use(executor)  # what is made once stays
+    """Return the package's objects that only the garbage collector can free after ``use``."""
+    use(executor)  # objects that are created once stay
     gc.collect()
     gc.disable()
     use(executor)
@@ -139,7 +139,7 @@ for executor in tests.EXECUTORS:
 """
 
 
-# In a process of its own, where no other test leaves anything to collect.
+# In a separate process, where no other test leaves anything to collect.
 @pytest.mark.costly
 @pytest.mark.parametrize(
     "use",

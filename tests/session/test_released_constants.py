@@ -1,4 +1,4 @@
-"""Constants whose contents kernels hold are dropped, and given back when they are read."""
+"""Constants whose contents kernels hold are dropped, and restored when they are read."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_run_looks_at_the_strings_of_each_call():
 
 
 def test_run_again_with_arrays_of_the_same_types_makes_three_calls():
-    """``run`` of the session and of the executor, and the program."""
+    """Return ``run`` of the session and of the executor, and the program."""
     if library() is None:
         pytest.skip("without compiled kernels, feeds are looked at in Python")
     with compile_text("g (float[N,2] x) => (float[N,2] z) { z = Neg(x) }", threads=1) as session:

@@ -1,4 +1,4 @@
-"""``reproducible=True``: the same bits whatever the batch, the threads, the executor, the processor."""
+"""``reproducible=True``: the same bits for any batch, threads, executor and processor."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from tests.support.sweeps import drawn
 ENCODERS = Path(__file__).parents[1] / "models" / "encoders.zip"
 NAMES = sorted(zipfile.ZipFile(ENCODERS).namelist())
 ZOO = {sample.name: (model, feeds) for sample, model, feeds in samples()}
-# NumPy computes these by functions of which it has several forms.
+# NumPy computes these by functions with several implementations.
 REFUSED = {"torch-modules/CrossEntropyLoss_dynamo", "jax/jnp_arcsinh"}
-# Another random result is in each run, and none in each row.
+# One random result is in each run, and none in each row.
 RANDOM = [name for name in ZOO if "rand" in name.lower() or "multinomial" in name.lower()]
 
 pytestmark = pytest.mark.skipif(
@@ -45,7 +45,7 @@ def session_of(model: Any, **options: Any) -> ps.Session:
 
 
 def digest(values: Sequence[Any]) -> str:
-    """Of all bits of results."""
+    """A digest of all bits of results."""
     total = hashlib.md5()
     for value in flat(values):
         is_plain = isinstance(value, np.ndarray) and value.dtype != object
@@ -87,7 +87,7 @@ def test_sample_of_a_padded_batch_has_the_bits_that_it_has_alone(name, lengths, 
     assert rows_of(session.run(some), -1) == rows_of(results, i)
 
 
-# Attention that is not one node is of all rows, whose number its bits depend on.
+# Attention that is not one node covers all rows, on whose number its bits depend.
 POOLED = [n for n in NAMES if ("_mean" in n or "_first" in n) and "Deberta" not in n]
 
 
@@ -95,7 +95,7 @@ POOLED = [n for n in NAMES if ("_mean" in n or "_first" in n) and "Deberta" not 
 @pytest.mark.parametrize("name", drawn(POOLED, 6))
 def test_text_has_the_same_bits_whatever_it_is_padded_to(name):
     session = session_of(encoder(name))
-    # Texts are drawn by their place: the first is the same in all of these.
+    # Texts are drawn by their index: the first is the same in all of these.
     batches = [([7], 7), ([7, 24], 24), ([7, 3, 1], 16), ([7] + [12] * 5, 12), ([7, 35], 35)]
     found = [rows_of(session.run(padded(session, lengths, rows)), 0) for lengths, rows in batches]
     assert len({*found}) == 1
@@ -162,7 +162,7 @@ NARROW = {
 
 
 def bits(names: Sequence[str], **environment: str) -> dict[str, str]:
-    """In a process of its own."""
+    """Run in a separate process."""
     own = {k: v for k, v in os.environ.items() if k != "PENSTOCK_NATIVE"} | environment
     text = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM, json.dumps(names)],
@@ -290,7 +290,7 @@ def test_products_that_numpy_makes_ahead_are_refused():
 
 
 def test_backends_are_those_that_are_asked_for():
-    """NumPy alone computes what is exact; of products it refuses those that it would compute."""
+    """NumPy alone computes what is exact; it refuses products that it would have to compute."""
     b = GraphBuilder()
     x = b.input("x", "float32", [2, 2])
     b.output("y", x + x)

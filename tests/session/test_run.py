@@ -1,4 +1,4 @@
-"""One run: done once, told to its observers once, and gone when it is over."""
+"""One run: ends once, informs its observers once, and leaves nothing when it is over."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLAN = StepTable("g", (), (), (), ())
 
 
 class Fake:
-    """An executor whose runs do what they are told to."""
+    """An executor whose runs do what the test asks for."""
 
     name = "fake"
     threads = 1
@@ -55,7 +55,7 @@ class Fake:
 
 
 class Seen(Observer):
-    """Remembers what it was told, and raises where it shall."""
+    """Records what it observes, and raises where the test asks for it."""
 
     def __init__(self, *, begin: BaseException | None = None, end: BaseException | None = None):
         self.told: list[Any] = []
@@ -113,7 +113,7 @@ def run_of(
 
 
 class Counted(Future):
-    """A future that counts how often it is done."""
+    """A future that counts how often it ends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ def test_two_runs_with_one_token_are_stopped_together_but_fail_apart():
     token.cancel()
     assert third.control.stopped
     assert fourth.control.stopped
-    assert third.control.error is not fourth.control.error  # which tracebacks and notes change
+    assert third.control.error is not fourth.control.error  # tracebacks and notes change them
 
 
 # Stopping runs.
@@ -270,7 +270,7 @@ each_way = pytest.mark.parametrize("way", ["here", "job"])
 
 
 def ends_with(way: str, executor: Fake, observers: Sequence[Observer]) -> BaseException | None:
-    """What a run of ``executor`` ends with."""
+    """Return what a run of ``executor`` ends with."""
     if way == "here":
         try:
             run_of(None, None, observers).run_inline(executor, [])
@@ -445,15 +445,15 @@ def test_job_is_ended_once_by_the_first_of_several_threads(seed):
         assert not token._controls
 
 
-# What is left of a run.
+# What remains of a run.
 
 
 class Output:
-    """Something that a run makes."""
+    """An object that a run creates."""
 
 
 def fails(control: Control) -> Any:
-    """An outcome with an error to which nothing else refers."""
+    """Return an outcome with an error to which nothing else refers."""
     raise ps.RunError("no")
 
 

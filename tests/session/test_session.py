@@ -46,7 +46,7 @@ SCALE = np.array([1, 10, 100], np.float32)
 
 
 class Begun(ps.Observer):
-    """Says when a run has begun."""
+    """Signals when a run has begun."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
@@ -82,7 +82,7 @@ def test_any_value_can_be_fetched_and_only_what_it_needs_runs(session):
     outputs = session.run({"x": X, "scale": SCALE}, fetches=["product"])
     assert list(outputs) == ["product"]
     np.testing.assert_array_equal(outputs["product"], X * SCALE)
-    # x alone does not do for y, but y can be fed itself.
+    # x alone is not enough for y, but y can be fed itself.
     outputs = session.run({"y": X}, fetches=["z"])
     np.testing.assert_array_equal(outputs["z"], -X)
 
@@ -171,7 +171,7 @@ def test_without_shapes_there_is_no_plan_to_show(session):
 
 
 def test_plans_without_arena_count_towards_the_limit():
-    #  one node, and no arena: what a plan takes is its program
+    #  one node, and no arena: the plan's bytes are its program
     session = compile_text(
         "g (float[N] x) => (float[N] y) { y = Neg(x) }",
         backends=["numpy"],
@@ -249,7 +249,7 @@ def test_run_of_a_cached_plan_does_not_wait_for_a_compilation(proto, monkeypatch
         assert slow.result()["y"].shape == (3, 3)
 
 
-# What is fed.
+# Feeds.
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_plans_depend_on_dtypes_that_the_model_leaves_open():
 
 
 def test_elements_of_a_sequence_must_have_the_dims_that_are_declared():
-    #  plans go by them: an element of shape (1,) would be broadcast where (2,) was planned
+    #  plans depend on them: an element of shape (1,) would be broadcast where (2,) was planned
     session = compile_text("""g (seq(float[2]) s) => (float[2] y) <int64 first = {0}> {
                 a = SequenceAt(s, first) b = Neg(a) y = Exp(b) }""")
     np.testing.assert_allclose(session([np.zeros(2, np.float32)]), [1, 1])
@@ -575,7 +575,7 @@ def test_cancelling_a_task_cancels_its_run_and_no_other(given):
         error = await asyncio.to_thread(futures[0].exception, SOON)
         assert isinstance(error, ps.Cancelled)
         assert not token.cancelled
-        # The token still does for others.
+        # The token still cancels others.
         begun = Begun()
         task = asyncio.ensure_future(session.arun(FOREVER, cancel=token, observers=[begun]))
         assert await asyncio.to_thread(begun.event.wait, SOON)

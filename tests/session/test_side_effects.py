@@ -1,4 +1,4 @@
-"""What a process does beside computing: no network, no pickle, no program, no file but costs."""
+"""Side effects of a process: no network, no pickle, no program, and no files but costs."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ ADD = ("AddOptions", {})
 
 
 def two_signatures(*, outputs: tuple[tuple[str, int], ...] = (("sum", 2),)) -> bytes:
-    """The first subgraph subtracts; the other adds, with names of its own for what it takes."""
+    """The first subgraph subtracts; the other adds, with its own names for its inputs."""
     graphs = [
         subgraph(X, [(op, ["x", "y"], ["z"], (f"{op.capitalize()}Options", {}))], ["z"])
         for op in ("SUB", "ADD")

@@ -41,7 +41,7 @@ def test_stats_count_each_run_that_finds_a_plan_once():
     session.submit(x(1)).result(SOON)
     session.run(x(1), ["y"])
     assert session.stats.plans_found == 6
-    session.profile(x(1), runs=2)  # has runs of its own, and plans are compiled anew
+    session.profile(x(1), runs=2)  # has runs of its own, and plans are compiled again
     session.run(x(2))
     for _ in range(2):
         with pytest.raises(ps.InvalidInput):

@@ -1,4 +1,4 @@
-"""Streams of the user's own: order, signals, errors, and what no thread waits for."""
+"""User streams: order, signals, errors, and what no thread waits for."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_stream_waits_for_a_signal_of_another(double, gate):
 
 
 def test_streams_that_wait_hold_no_thread(gate):
-    #  fifty streams wait for one: no thread is theirs, and others run meanwhile
+    #  fifty streams wait for one without threads of their own, and others run meanwhile
     first, free = ps.Stream(), ps.Stream()
     first.call(gate.wait)
     signal = first.signal()
@@ -115,7 +115,7 @@ def test_wait_for_a_signal_never_emitted_returns_at_once():
 
 
 def test_wait_sees_the_signal_as_it_was_when_it_began(gate):
-    # A later emission does not concern a wait that has begun.
+    # A later emission does not affect a wait that has begun.
     one, other, signal = ps.Stream(), ps.Stream(), ps.Signal()
     one.signal(signal)
     assert signal.wait(SOON)

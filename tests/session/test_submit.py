@@ -45,7 +45,7 @@ def stage_model(name: str) -> bytes:
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """Two models, of which the second takes what the first gives."""
+    """Two models, of which the second takes the outputs of the first."""
     models = stage_model("TestFirstStage"), stage_model("TestSecondStage")
     edge = {"from": "0:0:0", "to": ["1:0:0"]}
     return folder(tmp_path, files(*models, **{"model-connect": [edge]}))
@@ -147,7 +147,7 @@ def test_runs_that_are_not_submitted_are_not_bounded_by_max_pending(
 
 
 def test_place_is_waited_for_no_longer_than_its_timeout_when_woken_in_vain(monkeypatch) -> None:
-    """Each wait ends at once, as if for a place that another thread then takes first."""
+    """Each wait ends at once, as if another thread then takes the free place first."""
     places, waits = Places(1), []
     assert places.take(block=True, timeout=None)
 

@@ -1,4 +1,4 @@
-"""``Session.stream``: values of a run, also of the graphs of loops, while the run goes on."""
+"""``Session.stream``: values of a run, also inside loops, while the run continues."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_streams_of_one_event_loop_wait_on_no_thread():
     session = compile_text(LOOP)
 
     async def read() -> int:
-        # More than asyncio has threads, and none of them ever has a value.
+        # More streams than asyncio has threads, and none of them ever has a value.
         streams = [session.stream(MANY, ["y"]) for _ in range(40)]
         tasks = [asyncio.create_task(anext(values)) for values in streams]
         await asyncio.to_thread(int)  # meanwhile the others begin to wait

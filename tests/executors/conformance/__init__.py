@@ -13,7 +13,7 @@ __all__ = ["ExecutorConformance", "Recorder", "assert_equal"]
 
 
 class ExecutorConformance(Results, Loops, Endings, Concurrency, Observers):
-    """What every executor must hold.
+    """The behaviour that every executor must have.
 
     A test class sets ``executor``; ``backends`` are those that its models are compiled with.
     ``sampled``: it is another way to run what other classes do, and ``make test`` runs a third of its

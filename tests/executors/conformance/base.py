@@ -1,4 +1,4 @@
-"""What the parts of the conformance class share."""
+"""The common base of the parts of the conformance class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.expert import with_expert
 from tests.support.graphs import interpret
 from tests.support.random_graphs import feeds_for
 
-# The classes of several executors inherit one property test, which Hypothesis takes for a mistake.
+# The classes of several executors inherit one property test, about which Hypothesis would complain.
 INHERITED = (HealthCheck.differing_executors,)
 
 ENDLESS = """endless (float[4] x, int64 n) => (float[4] y) {
@@ -30,7 +30,7 @@ ENDLESS = """endless (float[4] x, int64 n) => (float[4] y) {
 
 
 def leaves(value) -> Iterator[np.ndarray]:
-    """The arrays in a value."""
+    """Return the arrays in a value."""
     if isinstance(value, np.ndarray):
         yield value
     elif isinstance(value, list):
@@ -39,7 +39,7 @@ def leaves(value) -> Iterator[np.ndarray]:
 
 
 def assert_equal(got, want) -> None:
-    """The same, to the last bit; any NaN equals any other."""
+    """Assert equality to the last bit; any NaN equals any other."""
     assert type(got) is type(want)
     if isinstance(got, dict):
         assert list(got) == list(want)
@@ -61,7 +61,7 @@ def assert_equal(got, want) -> None:
 
 
 class Recorder(Observer):
-    """Counts steps by the names of their nodes, and remembers what they made last."""
+    """Counts steps by the names of their nodes, and keeps their latest results."""
 
     def __init__(self) -> None:
         self.begun: Counter[str] = Counter()
@@ -105,7 +105,7 @@ class ExecutorTests:
     """Compiles models for one executor, and compares values.
 
     A test class sets ``executor`` to its name, ``backends`` to those it compiles with, and
-    ``leaves_threads`` if a run that waits for a backend leaves its thread to the next run.
+    ``leaves_threads`` if a run that waits for a backend gives its thread to the next run.
     """
 
     executor = "auto"
@@ -117,7 +117,7 @@ class ExecutorTests:
         return ps.compile(source, executor=self.executor, **with_expert(options))
 
     def assert_same(self, got, want) -> None:
-        """What a run gives is what it must be: by default, to the last bit."""
+        """Assert that a run's results are as expected: by default, to the last bit."""
         assert_equal(got, want)
 
     def same_as_interpreter(self, graph: Graph, seed: int) -> None:
@@ -128,7 +128,7 @@ class ExecutorTests:
         with np.errstate(all="ignore"):
             wanted = interpret(plain, list(feeds.values()))
         session = self.compile(Model({"random": graph}, "random"))
-        for _ in range(2):  # what a first run leaves in memory must not show in a second
+        for _ in range(2):  # the second run must not see what the first left in memory
             outputs = list(session.run(feeds).values())
             self.assert_same(outputs, wanted)
             arrays = list(leaves(outputs))

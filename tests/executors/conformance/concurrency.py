@@ -133,7 +133,7 @@ class Concurrency(ExecutorTests):
         async def main() -> list[np.ndarray]:
             endless = asyncio.ensure_future(session.arun(feeds))
             short = [session.arun(feeds | {"n": np.array(n)}) for n in range(3)]
-            # The endless one may keep one of the threads, or the only one, until it is cancelled.
+            # The endless run may keep a thread, perhaps the only one, until it is cancelled.
             asyncio.get_running_loop().call_later(0.05, endless.cancel)
             outputs = await asyncio.gather(*short)
             with pytest.raises(asyncio.CancelledError):

@@ -125,7 +125,7 @@ class Endings(ExecutorTests):
         with pytest.raises(ps.RunError, match=r"Gather \(picker.*") as caught:
             session.run({"x": x, "i": np.array([7])})
         assert "int64[1]" in str(caught.value)
-        # The session is as good as before.
+        # The session must work as before.
         assert session.run({"x": x, "i": np.array([2])})["y"].shape == (1,)
 
     def test_endless_loop_stops_at_the_deadline(self):
@@ -275,4 +275,4 @@ class Endings(ExecutorTests):
             with pytest.raises(ps.RunError):
                 session.run(feeds, timeout=60)
         assert session.memory.arenas == arenas
-        assert threading.active_count() <= threads + 1  # the one that watches deadlines
+        assert threading.active_count() <= threads + 1  # the thread that watches deadlines

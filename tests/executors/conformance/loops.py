@@ -14,7 +14,7 @@ class Loops(ExecutorTests):
     """Carried values, conditions and scan outputs of loops."""
 
     def test_loop_condition_that_is_also_carried_ends_the_loop(self):
-        #  d is both the condition and what the next iteration gets as f
+        #  d is both the condition and the value that the next iteration receives as f
         session = self.compile(
             model_from_text("""g (int64 x, bool z) => (int64 y, bool last) <int64 one = {1}, int64 three = {3}, int64 n = {9}> {
                 y, last = Loop (n, , x, z) <body = b (int64 i, bool c, int64 v, bool f) => (bool d, int64 w, bool d)
@@ -25,7 +25,7 @@ class Loops(ExecutorTests):
             assert session(np.array(0), np.array(start)) == (3, False)
 
     def test_loop_condition_is_the_carried_value_before_its_update(self):
-        #  the condition is f, not the d that takes its place in the next iteration
+        #  the condition is f, not the d that replaces it in the next iteration
         session = self.compile(
             model_from_text("""g (int64 x, bool z) => (int64 y, bool last) <int64 one = {1}, int64 three = {3}, int64 n = {9}> {
                 y, last = Loop (n, , x, z) <body = b (int64 i, bool c, int64 v, bool f) => (bool g, int64 w, bool d)

@@ -21,7 +21,7 @@ from tests.support.timing import SOON
 
 
 class Failing(Observer):
-    """Raises at its call ``number``, and ``keeps_failing`` from then on."""
+    """Raises at its call ``number``, and in later calls if it ``keeps_failing``."""
 
     def __init__(self, number: int | None, keeps_failing: bool) -> None:
         self.number = number
@@ -60,7 +60,7 @@ class Observers(ExecutorTests):
         self.assert_same(seen.made["last"][0], outputs["y"])
         assert seen.runs == [None]
         assert seen.executor == session.inspect.executor.name
-        # The next run is not observed, and another observer sees its own runs only.
+        # The next run is not observed, and another observer only sees its own runs.
         session.run({"x": x, "n": np.array(3)})
         other = Recorder()
         session.submit({"x": x, "n": np.array(0)}, trace=other).result(SOON)
@@ -83,7 +83,7 @@ class Observers(ExecutorTests):
         self.assert_well_formed(trace, seen)
 
     def assert_well_formed(self, trace: ps.Trace, seen: Recorder) -> None:
-        """Spans of a track nest, what waits is begun, arrows go forward in time, nothing is held."""
+        """Spans of a track nest, waits have begun, arrows go forward in time, nothing is held."""
         counts = {
             name: n
             for name, n in trace.counts.items()

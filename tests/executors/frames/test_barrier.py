@@ -50,7 +50,7 @@ def test_first_error_of_a_part_ends_all_and_is_raised():
 
 
 def test_error_in_another_part_ends_an_independent_loop():
-    """The other device has a loop without end of its own."""
+    """The other device has an endless loop of its own."""
     b = Builder()
     n = b.placeholder("n", "int32")
     total = counting(b, n)
@@ -63,7 +63,7 @@ def test_error_in_another_part_ends_an_independent_loop():
 
 
 def test_run_ends_after_its_last_part():
-    """Though all that was fetched was there before."""
+    """The run still waits although all fetched values were computed before."""
     asked: queue.Queue = queue.Queue()
 
     class Asking(NumpyBackend):
@@ -86,13 +86,13 @@ def test_run_ends_after_its_last_part():
     done(-value)
     assert future.result(SOON)[y] == 6
     assert seen.ended[slow] == 1
-    # And who is stopped meanwhile does not wait.
+    # A part that is stopped meanwhile does not wait.
     with pytest.raises(ps.DeadlineExceeded):
         session.run({"x": np.int32(3)}, [y], [slow], timeout=0.02)
 
 
 def test_value_that_is_never_sent_does_not_block_the_run():
-    """A value that only the first iteration has, on another device than its reader."""
+    """A value that exists only in the first iteration, on a device other than its reader's."""
     b = Builder()
     n = b.placeholder("n", "int32")
     once = enter(b, "loop", n, 10)

@@ -1,4 +1,4 @@
-"""Graphs with frames that are refused when they are compiled, and those that are not."""
+"""Graphs with frames that are refused, or accepted, when they are compiled."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def test_two_loop_conds_in_one_frame_are_refused() -> None:
         g.op("Neg", g.loop(name, "x", "n", frame="shared"), name=f"after_{name}")
     feeds = {"x": 0, "n": 2}
     refused(g, feeds, "after_one", "after_two", error=ps.InvalidModel, match="two LoopConds")
-    values, counts = ran(g, feeds, "after_one")  # only what a run needs has to make sense
+    values, counts = ran(g, feeds, "after_one")  # only the part that a run needs must be valid
     assert values == [-2]
     assert counts == {"after_one": 1, **loop_counts("one", 2)}
 
 
 def test_loops_with_one_loop_cond_may_share_a_frame() -> None:
-    """As the counter of a gradient's loop does.
+    """The same as in the counter of a gradient's loop.
 
     in frame "shared":  [ while i < n, LoopCond ]  [ while i < n, Less alone ]
     """

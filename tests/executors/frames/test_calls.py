@@ -1,4 +1,4 @@
-"""Functions that call themselves: under every kind of condition, to any depth, and to no end."""
+"""Recursive functions: under every kind of condition, to any depth, and without end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXECUTORS = pytest.mark.parametrize("executor", ["frames", "auto"])
 
 
 class Functions(Flow):
-    """A graph that calls functions of one number, of which ``F`` is the first."""
+    """A graph that calls functions of one number; ``F`` is called first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,13 +35,13 @@ class Functions(Flow):
         return self.node("PartitionedCall", value, name=name, f=Func(function), **KINDS)
 
     def positive(self) -> str:
-        """Whether n is."""
+        """Return whether n is positive."""
         self.const(np.int32(0), "zero")
         self.op("Greater", "n", "zero:output:0", name="positive")
         return "positive:z:0"
 
     def less(self, by: int = 1) -> str:
-        """n minus ``by``."""
+        """Return n minus ``by``."""
         self.const(np.int32(by), f"by_{by}")
         self.op("Sub", "n", f"by_{by}:output:0", name=f"less_{by}")
         return f"less_{by}:z:0"
@@ -105,7 +105,7 @@ def test_recursion_is_deeper_than_the_stack_of_python(executor: str) -> None:
 
 @EXECUTORS
 def test_branching_recursion_counts_one_path_of_calls(executor: str) -> None:
-    """What waits is one path through the tree of calls, not a level of it."""
+    """Only one path through the tree of calls waits, not a whole level of it."""
     depth = 13 * len(("F", "Both")) + 1
     assert fibonacci().value(14, executor, max_calls=depth) == 377
     with pytest.raises(ps.LimitExceeded, match=r"'F'.*max_calls = 26"):
@@ -118,7 +118,7 @@ def test_branching_recursion_counts_one_path_of_calls(executor: str) -> None:
 def test_branching_recursion_holds_few_paths_of_calls(
     long: float, paths: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One path through the tree of calls is in progress; where kernels run elsewhere, others begin
+    """One path through the tree of calls is in progress. If kernels run elsewhere, others begin
     meanwhile, but far fewer than there are."""
     monkeypatch.setattr(run, "_LONG_S", long)
     alive, most = 0, 0
@@ -272,7 +272,7 @@ def test_recursion_from_a_branch_of_the_graph_ends(executor: str) -> None:
 
 @EXECUTORS
 def test_primitives_in_a_branch_of_an_if_run(executor: str) -> None:
-    """No function calls itself here, but a branch has a loop of frames.
+    """No function is recursive here, but a branch has a loop of frames.
 
     F(n):  If(n > 0) ─T─> switch(n > 0) ─> merge, else 9
     """
@@ -289,7 +289,7 @@ def test_primitives_in_a_branch_of_an_if_run(executor: str) -> None:
 
 
 def endless(calls: int) -> Functions:
-    """A function that calls itself ``calls`` times and adds up the results."""
+    """A function that calls itself ``calls`` times and sums the results."""
     g = Functions()
     g.define("F", "sum:sum:0")
     for i in range(calls):
@@ -307,7 +307,7 @@ def test_endless_recursion_is_an_error_that_names_the_function(calls: int, execu
 
 
 def test_endless_recursion_without_outputs_meets_the_limit() -> None:
-    """A function for its effects alone: no result is there to wait for."""
+    """A function with side effects only: there is no result to wait for."""
     g = Flow()
     function = g.function("F", {}, {}, {})
     g.node("StatefulPartitionedCall", name="again", f=Func("F"), Tin=[], Tout=[])

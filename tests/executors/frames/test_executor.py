@@ -1,4 +1,4 @@
-"""The frames executor: what every executor must hold, and what TensorFlow does."""
+"""The frames executor: the conformance tests, and the behaviour of TensorFlow."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TestFrames(ExecutorConformance):
         self.assert_same(outputs["y"], np.sin(-np.exp(x)))
         trace = ps.Trace()
         session.run({"x": x, "n": np.array(3)}, trace=trace)
-        own = {"first": 1, "loop": 1, "last": 1}  # between devices there is more
+        own = {"first": 1, "loop": 1, "last": 1}  # between devices there are further nodes
         for counts in (seen.begun, seen.ended, trace.counts):
             assert {name: counts[name] for name in own} == own
             assert "inner" not in counts
@@ -144,7 +144,7 @@ def test_ended_run_leaves_no_objects_behind():
 
 
 def test_long_kernels_run_in_parallel():
-    # Two kernels of 10 ms, many times: on two threads, once they are known to be long.
+    # Two kernels of 10 ms, many times: on two threads once they are known to be slow.
     names: set[str] = set()
 
     class Slow(NumpyBackend):

@@ -27,12 +27,12 @@ from tests.support.timing import SOON, slow
 
 
 def whole(session: ps.Session) -> int:
-    """How many frames run as one node, in runs without observers."""
+    """Return how many frames run as one node in runs without observers."""
     return sum(executor.source.count("number += 1") for executor in session._plans.executors())
 
 
 def reading_index() -> Flow:
-    """``while i < n: v += (is this an iteration behind the first); i += 1``."""
+    """``while i < n: v += (is this an iteration after the first); i += 1``."""
     g = inputs(n="int32")
     g.loop("while", g.const(np.int32(0), "zero"), "n")
     g.carry("while", "v", "zero", lambda v: g.op("AddV2", v, "while/i/merge:1", name="counted"))
@@ -115,7 +115,7 @@ def test_runs_at_once_have_iterations_and_stacks_of_their_own() -> None:
 
 
 def nested() -> Flow:
-    """A loop that cannot be raised in another one; a third begins with what leaves these."""
+    """A loop that cannot be raised inside another one; a third loop begins with their results."""
     g = inputs(n="int32")
     g.const(np.int32(0), "zero")
     g.loop("outer", "zero", "n")
@@ -208,7 +208,7 @@ def test_predicate_of_several_elements_is_refused_with_the_switch() -> None:
 
 
 def test_asynchronous_kernels_go_on_while_a_frame_runs() -> None:
-    """The second of them stops the run, whose loop would not end."""
+    """The second kernel stops the run, whose loop would not end."""
     token = ps.CancelToken()
 
     class Later(NumpyBackend):
@@ -249,7 +249,7 @@ def test_slow_kernel_runs_on_another_thread_while_a_frame_goes_on() -> None:
     g = reading_index()
     g.op("Neg", "n", name="slow")
     session = ps.compile(g.bytes(), executor="frames", backends=[Slow(), "numpy"], threads=2)
-    for _ in range(4):  # the first show that it is slow
+    for _ in range(4):  # the first runs show that it is slow
         outputs = session.run({"n": 100}, ["slow", "while/v/exit"])
         assert [x.tolist() for x in outputs.values()] == [-100, 99]
     assert whole(session) == 1

@@ -28,7 +28,7 @@ from tests.support.timing import SOON
 
 
 def place(source: Model, devices: int, seed: int = 0) -> Model:
-    """A model whose nodes are on a device each, by chance."""
+    """A model with each node on a random device."""
     random = Random(seed)
     for node in source.graph.nodes:
         node.device = f"/device:CPU:{random.randrange(devices)}"
@@ -36,11 +36,11 @@ def place(source: Model, devices: int, seed: int = 0) -> Model:
 
 
 class Unknown(NumpyBackend):
-    """A user's backend, whose kernels may wait for something: devices have parts of their own."""
+    """A user-defined backend, whose kernels may wait: devices have parts of their own."""
 
 
 def parted(session: ps.Session) -> bool:
-    """Whether some of its runs were on several devices."""
+    """Return whether some of its runs were on several devices."""
     executors = session._plans.executors()
     return any(isinstance(x, FramesExecutor) and len(x.parts) > 1 for x in executors)
 
@@ -67,7 +67,7 @@ class TestPartitioned(test_executor.TestFrames):
 
 
 class TestInParts(TestPartitioned):
-    """As above, with kernels that may wait: loops are lowered, so that limits name primitives."""
+    """The same with kernels that may wait: loops are lowered, so that limits name primitives."""
 
     def compile(self, source, **options):
         backends = ["numpy"] if "limits" in options else [Unknown()]
@@ -102,7 +102,7 @@ def test_corpus_on_three_random_devices_equals_tensorflow(case):
 def outcome(session: ps.Session, graph: RandomGraph, x: int) -> tuple[dict, dict]:
     trace = ps.Trace()
     outputs = session.run({"x": np.int32(x)}, graph.fetches, trace=trace, timeout=SOON)
-    # Who is not watched may go another way.
+    # A run without observers may use another form.
     assert session.run({"x": np.int32(x)}, graph.fetches, timeout=SOON) == outputs
     return outputs, {n: k for n, k in trace.counts.items() if n in graph.names}
 
@@ -143,7 +143,7 @@ def test_devices_of_other_tasks_and_kinds_are_virtual_devices():
 
 @pytest.mark.parametrize(("backend", "parts"), [("numpy", 1), (Unknown(), 2)])
 def test_devices_have_parts_only_where_a_kernel_may_take_long(backend, parts):
-    """Else a token for each node of each iteration would be all that they bring."""
+    """Otherwise each node of each iteration would return only a token."""
     source, total = endless()
     session = ps.compile(source, backends=[backend], devices=2)
     assert session.run({"n": np.int32(6)}, [total], timeout=SOON)[total] == 15
@@ -166,14 +166,14 @@ def test_device_that_stands_for_a_backend_runs_its_nodes_there(traced):
     session = ps.compile(b.bytes(), backends=["numpy"], devices=devices)
     options = {"trace": ps.Trace()} if traced else {}
     session.run({"x": np.float32(0.5)}, [last], **options)
-    devices["/device:GPU:0"].ran.clear()  # to measure it, perhaps
+    devices["/device:GPU:0"].ran.clear()  # measuring may have run it
     result = session.run({"x": np.float32(0.5)}, [last], **options)[last]
     np.testing.assert_allclose(result, -np.exp(np.exp(np.float32(0.5))), rtol=1e-6)
     assert devices["/device:GPU:0"].ran == {"Exp": 1}
 
 
 def functional() -> Flow:
-    """``If(p, then: -x * k, else: x + k)``, and ``while i < n: i, v = i + 1, v * k`` behind it."""
+    """``If(p, then: -x * k, else: x + k)``, followed by ``while i < n: i, v = i + 1, v * k``."""
     g, numbers = Flow(), {"x": "int32", "k": "int32"}
     for name, dtype in {"p": "bool", **numbers, "n": "int32"}.items():
         g.placeholder(name, dtype)
@@ -303,7 +303,7 @@ def test_nodes_in_a_loop_that_collects_rows_run_on_the_device_that_they_name(n, 
         expected.append(2 * expected[-1] + i)
     for _ in range(2):
         if isinstance(far, FarBackend):
-            far.ran.clear()  # of what measures it
+            far.ran.clear()  # measuring has run it
         outputs = session.run(feeds, trace=ps.Trace() if traced else None)
     assert outputs["last"] == expected[-1]
     np.testing.assert_array_equal(outputs["each"], expected[1:])
@@ -386,7 +386,7 @@ def endless(body: str = "Neg") -> tuple[bytes, str]:
 
 
 def test_long_kernels_of_two_devices_run_in_parallel():
-    """Each waits until the other has begun, once they are known to be long."""
+    """Each kernel waits until the other has begun, once they are known to be slow."""
     backend = MeetingBackend()
     loaded = ps.load(model_from_text("g (float x) => (float y, float z) { y = Sin(x) z = Cos(x) }"))
     for i, node in enumerate(loaded.graph.nodes):

@@ -13,7 +13,7 @@ from tests.support.timing import SOON
 
 
 class Taken:
-    """Remembers what it was called with."""
+    """Records the arguments of its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, bool, object]] = []

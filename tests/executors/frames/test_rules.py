@@ -93,8 +93,8 @@ def test_loop_in_an_untaken_branch_ends_dead(p: bool, n: int) -> None:
 
 
 def test_dead_exits_of_earlier_iterations_do_not_leave_the_frame() -> None:
-    """The Exit of a loop is dead in all iterations but the last. Were one of these to leave, the
-    Merge would have had nothing but dead inputs.
+    """The Exit of a loop is dead in all iterations but the last. If a dead one left the loop, the
+    Merge would only have dead inputs.
 
         [ while i < n: i += 1 ] ─> exit ─> merge
         x ─> switch ─T─> dead ──────────────> ┘
@@ -108,7 +108,7 @@ def test_dead_exits_of_earlier_iterations_do_not_leave_the_frame() -> None:
 
 
 def test_dead_control_edges_do_not_leave_their_iteration() -> None:
-    """Neither to the frame around nor to the next iteration, though its value is live.
+    """It leaves neither to the parent frame nor to the next iteration, although its value is live.
 
     body(y) ─> next(y)        dead ..> next(y)        last(y) ─> exit_1
     off ─> switch ─T─> dead                 dead ..> exit_1
@@ -276,7 +276,7 @@ def test_merge_of_many_inputs_takes_the_live_one() -> None:
 
 @pytest.mark.parametrize("dead", [False, True])
 def test_late_constant_enter_reaches_all_iterations(dead: bool) -> None:
-    """The loop counts to n without k, which leaves another loop long after.
+    """The loop counts to n without k, which leaves another loop much later.
 
     [ while j < 200 ] ─> late ─> Enter* ─> seen <── while/i/body
     [ while i < n ] ─> exit
@@ -294,8 +294,8 @@ def test_late_constant_enter_reaches_all_iterations(dead: bool) -> None:
 
 
 def test_dead_next_iteration_begins_no_iteration() -> None:
-    """Of the variable y none but even turns come back: from the first odd one on there is none, and
-    i alone goes on.
+    """Odd values of the variable y are not carried on: from the first odd one on there is none, and
+    only i continues.
 
         body(y) ─> odd ─F─> next(y)
                     ^
@@ -312,7 +312,7 @@ def test_dead_next_iteration_begins_no_iteration() -> None:
     g.carry("while", "y", "zero", step)
     values, counts = ran(g, {"zero": 0, "n": 6}, left, targets=["while/y/next"])
     assert values == [6]
-    # y is there in the iterations 0 and 1, and goes on from the first to the second
+    # y exists in the iterations 0 and 1, and is carried from the first to the second
     assert counts["while/y/merge"] == counts["while/y/body"] == 2
     assert counts["while/y/next"] == 1
     assert {k: v for k, v in counts.items() if k in loop_counts("while", 6)} == loop_counts(
@@ -362,7 +362,7 @@ def test_dead_recv_still_consumes_its_key(monkeypatch: pytest.MonkeyPatch) -> No
     outputs = session.run({"zero": 0, "n": 6}, ["while/y/exit"], timeout=SOON, trace=trace)
     assert outputs["while/y/exit"] == 5
     assert trace.counts["there"] == 3
-    # What the predicate does not let in is dead in the last turn, too.
+    # Values that the predicate excludes are dead in the last iteration, too.
     assert Counter(sent) == {False: 3, True: 4}
     assert left == [0]
 

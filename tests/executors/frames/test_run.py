@@ -86,8 +86,8 @@ class Order(ps.Observer):
 
 @pytest.mark.parametrize(("parallel", "ahead"), [(1, 1), (2, 2), (5, 5), (64, 8)])
 def test_iterations_in_flight_reach_parallel_iterations(parallel: int, ahead: int) -> None:
-    """Beside the count, each turn has a long chain that no node waits for. An iteration may begin
-    when the one ``parallel_iterations`` before it has ended, chain included.
+    """Besides the counter, each iteration has a long chain that no node waits for. An iteration may
+    begin when the one ``parallel_iterations`` before it has ended, including its chain.
 
         while/i/body ─> c0 ─> c1 ─> ... ─> c99
     """
@@ -100,7 +100,7 @@ def test_iterations_in_flight_reach_parallel_iterations(parallel: int, ahead: in
     order = Order("c0", "c99")
     outputs = session.run({"zero": 0, "n": 8}, [left], [last], observers=[order])
     assert outputs[left] == 8
-    # how many turns had begun and not ended at once, at most
+    # the largest number of iterations that had begun and not ended at one time
     going, most = 0, 0
     for name in order.begun:
         going += 1 if name == "c0" else -1
@@ -110,8 +110,8 @@ def test_iterations_in_flight_reach_parallel_iterations(parallel: int, ahead: in
 
 
 def test_one_long_sample_makes_no_long_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread may have been suspended, and a kernel on another thread is overtaken: of two
-    samples the lesser counts, the very first included."""
+    """The thread may have been suspended, and a kernel on another thread may overtake it: of two
+    samples the smaller counts, even that of the very first run."""
     monkeypatch.setattr(run, "_LONG_S", 1.0)
     node = FrameNode(None, TokenRule.ORDINARY, StaticFrame(""))
     for seconds, cost in [(9.0, 0.0), (0.1, 0.1), (9.0, 0.1), (8.0, 8.0), (0.1, 0.1)]:
@@ -307,7 +307,7 @@ def test_if_is_true_for_a_nonzero_scalar_and_a_nonempty_array(by: Any, value: in
 
 
 def unwritten(*dims: int, known: bool = True) -> Flow:
-    """Element 0 of two is written, and element i read; the shape of elements is known, or any.
+    """Element 0 of two is written, and element i is read; the shape of elements is known, or open.
 
     size ─> TensorArrayV3 ─> write(0, x) ─> read(i)
     """
@@ -341,7 +341,7 @@ def test_unwritten_tensor_array_element_of_unknown_shape_is_an_error() -> None:
 
 @pytest.mark.parametrize("kind", ["branch", "loop"])
 def test_slow_kernels_in_a_branch_or_a_loop_overlap(kind):
-    """Each waits until the other has begun, once they are known to be long."""
+    """Each kernel waits until the other has begun, once they are known to be slow."""
     backend = MeetingBackend()
     b = GraphBuilder()
     x, p = b.input("x", np.float32, []), b.input("p", np.bool_, [])
@@ -371,7 +371,7 @@ def test_kernel_is_measured_again_though_two_runs_counted_it_down_at_once(monkey
     (executor,) = session._plans.executors()
     (node,) = [node for node in executor.parts[0].graph.nodes if node.node is not None]
     assert node.unmeasured > 0
-    node.unmeasured = -1  # of two that saw 1
+    node.unmeasured = -1  # two threads saw 1
     for _ in range(2):
         session.run({"x": 1})
         assert node.unmeasured > 0

@@ -28,7 +28,7 @@ from penstock.ops.registry import TENSORFLOW, find
 
 
 class Readiness(IntEnum):
-    """What becomes of a node after a token has arrived."""
+    """The state of a node after a token has arrived."""
 
     WAITS = 0
     RUNS = 1
@@ -62,7 +62,7 @@ def merge_dead_input(
 ) -> tuple[int, int, Readiness]:
     """A dead data input of a Merge arrives, from an Enter if ``entering``.
 
-    Returns what the Merge waits for, and how many of its data inputs are dead.
+    Return how many inputs the Merge still waits for, and how many of its data inputs are dead.
     """
     dead += 1
     if waits == MERGE_DATA and (entering or dead == data_inputs):
@@ -84,7 +84,7 @@ NUMBER = TensorType(np.dtype(np.float32), ())
 
 
 def compiled(op: str, data: int, controls: int) -> tuple[FrameGraph, list[FrameNode], FrameNode]:
-    """A node that reads ``data`` nodes and waits for ``controls`` others; these, and the node."""
+    """A node that reads ``data`` nodes and waits for ``controls`` others; return these and it."""
     fed = Value("x", NUMBER)
     neg, merge = find("Neg"), find(op, TENSORFLOW if op == "Merge" else "")
     assert neg is not None
@@ -130,7 +130,7 @@ class Driver:
         return self.iteration.waits[self.node.counter + 1]
 
     def arrive(self, source: int, *, alive: bool) -> Readiness:
-        """Let a source run, or die; what then becomes of the node."""
+        """Let a source run or die, and return the new state of the node."""
         if alive:
             self.scheduler.send(self.sources[source], self.iteration, (np.float32(source),))
         else:

@@ -29,7 +29,7 @@ BACKENDS = [names for names in ORDERS if set(names) <= set(available())]
 
 
 def outcome(session: ps.Session, x: int, fetch: str, **options: Any) -> Any:
-    """The value of a fetch, or that it is dead."""
+    """Return the value of a fetch, or that it is dead."""
     try:
         return session.run({"x": np.int32(x)}, [fetch], timeout=60, **options)[fetch].tolist()
     except ps.DeadTensor:
@@ -50,7 +50,7 @@ def test_segments_compute_the_same_as_single_nodes_on_every_backend(seed: int) -
 
 
 def counted(session: ps.Session, x: int, fetch: str, names: Collection[str]) -> Any:
-    """The value of a fetch, and how often each node of these names ran."""
+    """Return the value of a fetch, and how often each node of these names ran."""
     trace = ps.Trace()
     value = outcome(session, x, fetch, trace=trace)
     return value, {name: count for name, count in trace.counts.items() if name in names}
@@ -139,7 +139,7 @@ X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
 
 
 def test_segment_behind_a_switch_is_planned_on_the_backends_of_the_session() -> None:
-    """Its shapes are known, since a Switch passes them on."""
+    """The shapes are known, since a Switch passes them on."""
     session = ps.compile(behind_a_switch().bytes(), executor="frames")
     result = session.run({"p": True, "x": X}, ["y"])["y"]
     np.testing.assert_allclose(result, -(np.exp(X) @ np.ones((8, 8), np.float32)), rtol=1e-5)
@@ -152,7 +152,7 @@ def test_segment_behind_a_switch_is_planned_on_the_backends_of_the_session() -> 
 
 
 class Other(NumpyBackend):
-    """NumPy's kernel of Exp, by another name."""
+    """NumPy's kernel of Exp, under another name."""
 
     name = "other"
 
@@ -176,7 +176,7 @@ def test_nodes_between_tokens_run_on_the_backend_that_is_fastest(traced: bool) -
 
 
 def runs_on_other(traced: bool, **options: Any) -> None:
-    """Exp runs on the backend "other", and all else on NumPy."""
+    """Exp runs on the backend "other", and all other nodes on NumPy."""
     session = ps.compile(behind_a_switch().bytes(), executor="frames", **options)
     observed = {"trace": ps.Trace()} if traced else {}
     result = session.run({"p": True, "x": X}, ["y"], **observed)["y"]
@@ -199,7 +199,7 @@ def test_error_in_a_segment_names_its_node() -> None:
 
 
 def test_node_that_cannot_run_in_a_dead_branch_is_no_error() -> None:
-    """Its shapes are known to be wrong, but the branch is not taken."""
+    """The shapes are known to be wrong, but the branch is not taken."""
     g = behind_a_switch()
     g.const(np.ones((5, 3), np.float32), "wrong")
     never = g.node("MatMul", "exp", "wrong", name="never", T=Type("float32"))
@@ -209,7 +209,7 @@ def test_node_that_cannot_run_in_a_dead_branch_is_no_error() -> None:
 
 
 def waiting(count: int) -> Flow:
-    """``count`` nodes that meet in a sum."""
+    """``count`` nodes whose results are summed."""
     g = inputs(x="int32")
     g.op("AddN", *[g.op("Neg", "x", name=f"w{i}") for i in range(count)], name="sum", N=count)
     return g
@@ -217,7 +217,7 @@ def waiting(count: int) -> Flow:
 
 class Meeting(NumpyBackend):
     """Neg waits until ``size`` of its kernels run at the same time, or a second has passed;
-    ``most`` is how many did."""
+    ``most`` is the largest number that did."""
 
     def __init__(self, size: int) -> None:
         self.changed = threading.Condition()
@@ -240,7 +240,7 @@ class Meeting(NumpyBackend):
 def test_slow_kernels_of_users_overlap(traced: bool) -> None:
     backend = Meeting(2)
     session = ps.compile(waiting(4).bytes(), executor="frames", backends=[backend], threads=2)
-    for _ in range(3):  # the first shows that they are slow
+    for _ in range(3):  # the first run shows that they are slow
         observed = {"trace": ps.Trace()} if traced else {}
         assert session.run({"x": 3}, ["sum"], **observed)["sum"] == -12
     assert backend.most == 2
@@ -260,7 +260,7 @@ def test_products_of_unknown_shapes_share_the_threads_of_the_session() -> None:
     seen: list[int] = []
 
     class Watching(NumpyBackend):
-        """Notes the threads of NumPy's library that a product may use."""
+        """Records how many threads of NumPy's library a product may use."""
 
         def kernel(self, node: Any, types: Any) -> Kernel | None:
             kernel = super().kernel(node, types)
@@ -289,7 +289,7 @@ def test_products_of_unknown_shapes_share_the_threads_of_the_session() -> None:
 
 
 class Products(NumpyBackend):
-    """Products of which two wait for each other; ``seen``: the threads that each might use."""
+    """Products, two of which wait for each other; ``seen``: the threads that each could use."""
 
     def __init__(self) -> None:
         self.barrier = threading.Barrier(2)
@@ -304,7 +304,7 @@ class Products(NumpyBackend):
             self.barrier.wait(timeout=0.2)
             self.seen.append(self.threads)
             self.barrier.wait(timeout=0.2)
-        except threading.BrokenBarrierError:  # the first run: they are not known to be slow
+        except threading.BrokenBarrierError:  # the first run, which does not know they are slow
             self.barrier.reset()
         return a @ b
 
