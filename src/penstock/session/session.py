@@ -37,7 +37,7 @@ from penstock.core.errors import (
 from penstock.core.limits import DEFAULT_LIMITS
 from penstock.core.option_records import takes
 from penstock.core.records import fields, replace
-from penstock.core.types import Feeds, NamedValues, RunValue
+from penstock.core.types import Feeds, NamedValues, RunValue, RunValues
 from penstock.executors.control import NEVER, CancelToken, Control, begin_run, end_run
 from penstock.executors.linear import LinearExecutor
 from penstock.frontends.load import is_artifact
@@ -280,17 +280,24 @@ class Session:
             if expected is not None and last is not None:
                 values = self._functions.taken(expected, feeds)
                 if values is not None:
-                    outputs = last.run(values, control)
-                    # A run that ends late has not met its deadline, as in ``Run.run_inline``.
-                    if control.late() is not None:
-                        control.stop()
-                    named: dict[str, RunValue] = self._functions.named(self._main.outputs, outputs)
-                    return named
+                    return self._run_last(last, values, control)
         return self._run(RunOptions(feeds, fetches), control)
 
+    def _run_last(
+        self, executor: Executor, values: RunValues, control: Control
+    ) -> dict[str, RunValue]:
+        """Run all outputs of the model with the plan used last, or a form of it."""
+        outputs = executor.run(values, control)
+        # A run that ends late has not met its deadline, as in ``Run.run_inline``.
+        if control.late() is not None:
+            control.stop()
+        named: dict[str, RunValue] = self._functions.named(self._main.outputs, outputs)
+        return named
+
     def _run_again(self, options: RunOptions) -> dict[str, RunValue] | None:
-        """``_run`` if the plan of the last run is for this one too, and nobody observes it: as most
-        runs with a deadline, or outputs in given arrays. Else None."""
+        """Run with the plan used last, without looking it up; return None if it does not fit the
+        feeds or the arrays of ``out``, if only some outputs are fetched, or if the run is observed.
+        """
         partly = options.fetches is not None or options.targets is not None
         observed = self._traced or self._sampled is not None or options.all_observers
         _, last, expected = self._main.last
@@ -313,14 +320,9 @@ class Session:
         try:
             if control.stopped:
                 control.stop()
-            outputs = executor.run(values, control)
-            # A run that ends late has not met its deadline, as in ``Run.run_inline``.
-            if control.late() is not None:
-                control.stop()
+            return self._run_last(executor, values, control)
         finally:
             end_run(control)
-        named: dict[str, RunValue] = self._functions.named(self._main.outputs, outputs)
-        return named
 
     def _run(self, options: RunOptions, control: Control | None = None) -> dict[str, RunValue]:
         """Run on the calling thread, stopped or observed as the options say."""
