@@ -44,6 +44,9 @@ TRANSPOSED = [
     ((1, 2, 3, 4, 5), 3, (2, 3, 3), {"strides": [2, 1, 3], "pads": [0, 1, 0, 1, 0, 1]}),
     ((1, 2, 4, 4), 2, (1, 1), {"strides": [3, 3]}),
     ((1, 2, 4, 4), 2, (3, 3), {"auto_pad": "SAME_LOWER", "strides": [2, 2]}),
+    # Fewer elements than phases.
+    ((1, 40, 5, 3), 16, (2, 5), {"strides": [2, 3], "pads": [0, 5, 4, 4]}),
+    ((1, 4, 9, 3), 7, (7, 1), {"strides": [7, 6], "pads": [2, 5, 6, 5]}),
 ]
 
 
@@ -150,6 +153,15 @@ def test_transposed_convolution_of_few_channels_is_placed_on_compiled_kernels(at
     inputs = draw("ConvTranspose", (1, 16, 24, 24), 16, (3, 3), attrs)
     node = node_of("ConvTranspose", inputs, [1, 2], **attrs)
     assert NativeBackend().seconds(node) < NumpyBackend().seconds(node)
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "filters", "kernel", "attrs"),
+    [*[("Conv", *case) for case in CASES], *[("ConvTranspose", *case) for case in TRANSPOSED]],
+)
+def test_each_convolution_has_an_estimate(name, dims, filters, kernel, attrs):
+    node = node_of(name, draw(name, dims, filters, kernel, attrs), [1, 2], **attrs)
+    assert NativeBackend().seconds(node) > 0
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def plane_workload(node: Node) -> Workload | None:
     images = [v.type for v in (node.inputs[0], node.outputs[0]) if v is not None]
     tensors = [t for t in images if isinstance(t, TensorType) and t.static and len(t.dims) > 2]
     w = weights_of(node.input(1))
-    if w is None or len(tensors) < len(images):
+    if w is None or len(tensors) < len(images) or not all(t.elements for t in tensors):
         return None
     group, transposed = node.attrs.get("group", 1), node.op.name == "ConvTranspose"
     filters = w.shape[1] if transposed else w.shape[0] // group
@@ -71,7 +71,7 @@ def plane_workload(node: Node) -> Workload | None:
         shared = [(kernel - 1) * dilation // stride for kernel, dilation, stride in sizes]
         (rows, columns), (row, column) = y[-2:], shared
         if transposed:
-            rows, columns = rows // strides[-2], columns // strides[-1]
+            rows, columns = -(-rows // strides[-2]), -(-columns // strides[-1])
         chunks = columns
         while room // (columns + column) <= row and columns > _LEAST_COLUMNS:
             columns = -(-columns // 2)
