@@ -68,8 +68,9 @@ def block_product(site: Site) -> NativeCall | None:
 
 _BY_CODES = 4
 """the ``accuracy_level`` that allows rows to become int8"""
-_ROWS_OF_PIECE = 128
+_ROWS_OF_PIECE = 256
 _PIECES = 16  # most pieces per core
+_TILE = 16  # rows of a tile: codes have room for whole tiles
 
 
 def _by_codes(
@@ -96,7 +97,7 @@ def _by_codes(
         ),
         items=1,
         item_ns=rows_ns(panels * packed.k * (10 + rows)),
-        workspace=rows * (packed.k + 8 * packed.blocks),
+        workspace=math.ceil(rows / _TILE) * _TILE * (packed.k + 8 * packed.blocks),
         stages=(2, pieces),
         keep=(codes, factors),
         reordered=held,

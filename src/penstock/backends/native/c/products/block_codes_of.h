@@ -14,9 +14,8 @@ ATTRIBUTE INLINED void OF(rows)(const struct block_codes *a, int64_t row, int64_
     const int64_t blocks = CEIL_DIV(a->k, a->block);
     const uint8_t *panel = a->weights + p * a->k * PANEL * bits / 8 + first * VECTOR_OF_CODES;
     const int8_t *codes = a->room + row * a->k;
-    const float *of_rows = (const float *)(a->room + a->rows * a->k) + row * blocks;
-    const int32_t *of_sums = (const int32_t *)((const float *)(a->room + a->rows * a->k) + a->rows * blocks) +
-                             row * blocks;
+    const float *of_rows = scales_of(a) + row * blocks;
+    const int32_t *of_sums = sums_of(a) + row * blocks;
     const float *scales = a->scales + p * blocks * PANEL + first * LANES;
     const float *shifts = a->shifts ? a->shifts + p * blocks * PANEL + first * LANES : NULL;
     OF(reals) totals[MANY * VECTORS_AT_ONCE] = {0};
@@ -80,18 +79,12 @@ ATTRIBUTE INLINED void OF(panel)(const struct block_codes *a, int64_t row, int64
     float c[MANY * PANEL];
     const int64_t size = a->k * PANEL * bits / 8, passes = groups * PARTS;
     int64_t pass = group * PARTS;
-    const int64_t width = smaller(PANEL, a->n - p * PANEL);
     for (int first = 0; first < PANEL * 4 / VECTOR_OF_CODES; first += VECTORS_AT_ONCE, pass++) {
         const uint8_t *ahead = a->weights + p * size;
         ahead += passes == 1 ? FETCHED_AHEAD : size + pass * size / passes;
         OF(rows)(a, row, p, first, c, ahead, PANEL * bits / passes, bits, rows, block);
     }
-    for (int r = 0; r < rows; r++) {
-        float *restrict y = a->y + (row + r) * a->n + p * PANEL;
-        const float *restrict bias = a->bias ? a->bias + p * PANEL : NULL;
-        for (int64_t i = 0; i < width; i++)
-            y[i] = bias ? c[r * PANEL + i] + bias[i] : c[r * PANEL + i];
-    }
+    store_panel(a, c, row, rows, p);
 }
 
 ATTRIBUTE INLINED void OF(some)(const struct block_codes *a, int64_t row, int64_t end, int64_t p,
