@@ -310,7 +310,7 @@ class Generator:
 
         loop, event = asyncio.get_running_loop(), asyncio.Event()
         for job in jobs:
-            job.notify = partial(self.stepper._engine.loops.soon, loop, event.set)
+            job.notify = partial(self.stepper._engine.loops.soon, loop, event.set, can_wait=True)
         left = [*enumerate(jobs)]
         try:
             while left:

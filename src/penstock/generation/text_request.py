@@ -187,8 +187,10 @@ class TextRequest:
             # The vocabulary of a draft model may be larger.
             assert self._sampler is not None
             self._draft = [*takewhile(self._sampler.size.__gt__, draft)]
-        rows = self.writer.source.rows_of([self.tokens[-1], *self._draft])
-        sequence.feed(rows, 1 + len(self._draft), self.stepped, self.stop)
+        tokens = [self.tokens[-1], *self._draft]
+        # Rows of chosen tokens have the input's type.
+        sequence._check_length(len(tokens))
+        sequence._feed(self.writer.source.rows_of(tokens), len(tokens), self.stepped, self.stop)
 
     def stepped(self, outputs: Rows | None, error: BaseException | None) -> None:
         """Continue with the outputs of the last rows, or end with an error."""

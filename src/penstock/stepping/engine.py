@@ -21,7 +21,7 @@ from penstock.core.checkpoints import LOOK_S
 from penstock.core.errors import InvalidInput, LimitExceeded, PenstockError
 from penstock.core.types import Type
 from penstock.stepping.joined import Piece, piece_of
-from penstock.stepping.loop_calls import LoopCalls
+from penstock.stepping.loop_calls import PATIENCE_S, LoopCalls
 from penstock.stepping.sequence import Done, RowHistory, Rows, SequenceState
 
 if TYPE_CHECKING:
@@ -142,6 +142,8 @@ class StepEngine:
             begin = perf_counter()
             pieces = self._chosen(results)
             if pieces:
+                if any(piece.rows > 1 for piece in pieces):
+                    self.loops.wake()  # a step with parts of prompts may take long
                 for piece in pieces:
                     piece.sequence.begun = piece.sequence.begun or begin
                 self._computed(pieces, self._run(pieces), results)
@@ -151,7 +153,7 @@ class StepEngine:
                 self._took = max(perf_counter() - begin, 0.9 * self._took)
             # Before other threads may run a step: the callbacks make clients feed their next rows,
             # and a step that began meanwhile would have the rows of only some of them.
-            with self.loops.together():
+            with self.loops.together(patient=self._took < PATIENCE_S):
                 for done, outputs, error in results:
                     done(outputs, error)
         finally:
@@ -171,10 +173,12 @@ class StepEngine:
                 if not self.step():
                     self.park(is_done)
         finally:
+            self.loops.wake()
             self.hand_over()
 
     def park(self, is_done: Callable[[], bool]) -> None:
         """Wait until ``is_done`` may be true, this thread must run steps, or a time has passed."""
+        self.loops.wake()
         wake = threading.Lock()
         wake.acquire()
         # Registered before the check: a change either wakes this thread or is seen by it.

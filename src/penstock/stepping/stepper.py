@@ -163,25 +163,32 @@ class StepSequence:
         if self._state.closed:
             raise InvalidInput("the sequence is closed; begin another with Stepper.sequence()")
         self._check_idle()
-        checked, count = self._checked(rows, wanted)
+        checked, wanted = self._checked(rows, wanted)
+        self._feed(checked, wanted, done, stop)
+
+    def _feed(self, rows: Rows, wanted: int, done: Done, stop: StopCondition | None) -> None:
+        """``feed`` for checked rows of an open sequence that no other call steps."""
         if stop is not None:
             self._state.stop = stop if stop.limited else None
-        self._stepper._engine.feed(self._state, checked, count, done)
+        self._stepper._engine.feed(self._state, rows, wanted, done)
 
-    def _checked(
-        self, rows: Mapping[str, ArrayLike], wanted: int | None
-    ) -> tuple[dict[str, np.ndarray], int]:
+    def _checked(self, rows: Mapping[str, ArrayLike], wanted: int | None) -> tuple[Rows, int]:
         """Return the rows as arrays of the inputs' types, and the number of rows to return outputs
         of. Raises ``InvalidInput``."""
         checked = self._stepper._checked(rows)
         count = self._state.rows.size_of(checked)
-        self._stepper._engine.runner.check_length(self._state, self.length + count)
+        self._check_length(count)
         if wanted is None:
             return checked, count
         check_count("wanted", wanted)
         if wanted > count:
             raise InvalidInput(f"wanted={wanted} of {count} rows")
         return checked, wanted
+
+    def _check_length(self, count: int) -> None:
+        """Check that ``count`` rows more are possible. Raises ``InvalidInput``, and
+        ``LimitExceeded`` if pages cannot hold them."""
+        self._stepper._engine.runner.check_length(self._state, self.length + count)
 
     def fork(self) -> StepSequence:
         """Return a new sequence with the rows of this one. Both share the full pages of its
