@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.core.records import dataclass, field
@@ -142,13 +142,20 @@ class ThreadShare:
                 self._divide()
 
     def _divide(self) -> None:
-        """Set the threads of the libraries with one setting for the whole process."""
-        with _process.lock, ExitStack() as stack:  # sets all of them, even if one raises
+        """Set the threads of the libraries with one setting for the whole process: all of them,
+        even if one raises."""
+        failed: BaseException | None = None
+        with _process.lock:
             for library in self._shared:
-                setting = _process.settings.get(library.name)
-                if setting is None:
-                    setting = _process.settings[library.name] = _ThreadSetting(library)
-                stack.callback(setting.divide, _process.streams, 1 if self._own else self._limit)
+                try:
+                    setting = _process.settings.get(library.name)
+                    if setting is None:
+                        setting = _process.settings[library.name] = _ThreadSetting(library)
+                    setting.divide(_process.streams, 1 if self._own else self._limit)
+                except BaseException as error:
+                    failed = failed or error
+        if failed is not None:
+            raise failed
 
     __enter__ = enter
 

@@ -18,7 +18,7 @@ from penstock.ir.op import Attrs
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.common.regex import Automaton, RegexError, members_of
 from penstock.ops.microsoft.text import check_tokenizer
-from penstock.ops.onnx.text import NgramPool, weighted
+from penstock.ops.onnx.text import NgramPool, check_row, normalization, weighted
 from penstock.ops.onnx_ml.features import categories, category_names, encoded_labels, one_of
 
 Function = Callable[..., RunValue]
@@ -129,11 +129,8 @@ def _tokenizer(functions: Any, attrs: Attrs) -> Function | None:
         if not x.size:
             return np.empty((*x.shape[:-1], 0), STRING)
         texts, counts = tokens(x, table, others, single, least, checkpoint)
-        around = marks if texts else ()
-        width = int(counts.max()) + len(around)
-        reserve(x.size * width * STRING.itemsize)
-        rows: np.ndarray = padded(texts, counts, width, around, pad)
-        return rows.reshape(*x.shape, width)
+        rows: np.ndarray = padded(texts, counts, x, marks if texts else (), pad, reserve)
+        return rows
 
     return run
 
@@ -146,9 +143,20 @@ def _string_split(functions: Any, attrs: Attrs) -> Function:
 
     def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         texts, counts = parts(x, delimiter, most, checkpoint)
-        width = int(counts.max(initial=0))
-        reserve(x.size * width * STRING.itemsize)
-        return padded(texts, counts, width, (), "").reshape(*x.shape, width), counts
+        return padded(texts, counts, x, (), "", reserve), counts
+
+    return run
+
+
+@_by_attributes("StringNormalizer", STRING)
+def _normalizer(functions: Any, attrs: Attrs) -> Function:
+    stop, fold, change = normalization(attrs)
+    normalized = functions.normalized
+
+    def run(x: np.ndarray) -> np.ndarray:
+        check_row(x.shape)
+        texts: np.ndarray = normalized(x, stop or None, fold, change, checkpoint)
+        return texts
 
     return run
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -85,10 +86,20 @@ def string_split(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-_CASES: dict[str, Callable[[str], str]] = {"LOWER": str.lower, "UPPER": str.upper, "NONE": str}
+_Change: TypeAlias = "Callable[[str], str] | None"
+_CASES: dict[str, _Change] = {"LOWER": str.lower, "UPPER": str.upper, "NONE": None}
 
 
-def _check_row(shape: Shape) -> None:
+def normalization(attrs: Attrs) -> tuple[set[str], _Change, _Change]:
+    """Return the stop words of a StringNormalizer, what a text goes through before it is looked up
+    among them, and what it goes through otherwise; None where it stays as it is."""
+    change = _CASES[choice(attrs, "case_change_action", "NONE", _CASES)]
+    fold = None if attrs.get("is_case_sensitive", 0) else str.lower
+    stop = attrs.get("stopwords") or ()
+    return {fold(word) for word in stop} if fold else {*stop}, fold, change
+
+
+def check_row(shape: Shape) -> None:
     one_row = len(shape) == 2 and (shape[0] == 1 or not isinstance(shape[0], int))
     if len(shape) != 1 and not one_row:
         raise ShapeError(f"StringNormalizer needs an input of shape [C] or [1, C], not {shape}")
@@ -98,24 +109,23 @@ def _infer_normalizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
     shape = tensor(types, 0).shape
     if shape is None:
         return (TensorType(STRING),)
-    _check_row(shape)
+    check_row(shape)
     return (TensorType(STRING, (*(1,) * (len(shape) - 1), None)),)
 
 
 @operator("StringNormalizer", since=10, infer=_infer_normalizer, strings=True)
 def string_normalizer(node: Node, types: Types) -> Kernel:
     """Case conversion follows Unicode, independent of the locale."""
-    change = _CASES[choice(node.attrs, "case_change_action", "NONE", _CASES)]
-    fold: Callable[[str], str] = str if node.attrs.get("is_case_sensitive", 0) else str.lower
-    stop = {fold(word) for word in node.attrs.get("stopwords") or ()}
+    stop, fold, change = normalization(node.attrs)
 
     def run(x: np.ndarray) -> np.ndarray:
-        _check_row(x.shape)
+        check_row(x.shape)
         texts = x.reshape(-1).tolist()
         if stop:
-            texts = [text for text in texts if fold(text) not in stop]
+            texts = [text for text in texts if (fold(text) if fold else text) not in stop]
         # If all words are stop words, the output is one empty string.
-        kept = list(map(change, texts)) or [""]
+        kept = [*map(change, texts)] if change else texts
+        kept = kept or [""]
         return strings(kept, (*(1,) * (x.ndim - 1), len(kept)))
 
     return Kernel(run)

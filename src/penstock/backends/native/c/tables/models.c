@@ -19,7 +19,7 @@ struct models {
     const void *x;
     int64_t *labels;
     float *scores;
-    const double *vectors; /* [feature][count]; `count` is a multiple of WIDTH */
+    const double *vectors; /* [feature][count]; `count` is a multiple of 2 * WIDTH */
     const float *narrow;   /* the same, where float32 products suffice */
     const double *squares; /* of each vector, for RBF */
     const double *weights; /* `count` of each decision; NULL for linear models */
@@ -45,6 +45,7 @@ enum { WIDTH = 8 };
    features have the type of the vectors. */
 #define ADD_PRODUCTS(name, type, LANES)                                                           \
     typedef type name##_lanes __attribute__((vector_size(LANES * sizeof(type)), aligned(sizeof(type))));\
+    typedef double name##_sums __attribute__((vector_size(LANES * sizeof(double)), aligned(sizeof(double))));\
                                                                                                   \
     INLINED void name(const type *vectors, int64_t step, const type *x, int64_t features,         \
                       int64_t count, double *sums, const int n)                                   \
@@ -58,9 +59,8 @@ enum { WIDTH = 8 };
                 UNROLLED(r, n)                                                                    \
                     sum[r] += x[r * FEATURES + f] * vector;                                       \
             }                                                                                     \
-            for (int r = 0; r < n; r++)                                                           \
-                for (int l = 0; l < LANES; l++)                                                   \
-                    sums[r * VECTORS + s + l] += sum[r][l];                                       \
+            UNROLLED(r, n)                                                                        \
+                *(name##_sums *)(sums + r * VECTORS + s) += __builtin_convertvector(sum[r], name##_sums);\
         }                                                                                         \
     }
 
@@ -101,9 +101,12 @@ static void apply_kernel(const struct models *a, double *restrict k, double squa
 
 static inline double dot(const double *x, const double *y, int64_t count)
 {
-    add_products_lanes sum = {0};
-    for (int64_t i = 0; i < count; i += WIDTH)
+    add_products_lanes sum = {0}, other = {0}; /* `count` is a multiple of 2 * WIDTH */
+    for (int64_t i = 0; i < count; i += 2 * WIDTH) {
         sum += *(const add_products_lanes *)(x + i) * *(const add_products_lanes *)(y + i);
+        other += *(const add_products_lanes *)(x + i + WIDTH) * *(const add_products_lanes *)(y + i + WIDTH);
+    }
+    sum += other;
     return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
 }
 
@@ -176,23 +179,33 @@ static int64_t label_place(const struct models *a, const double *scores)
     }
 }
 
-static void write_row(const struct models *a, int64_t row, double *scores)
+/* Write the labels and scores of `n` rows, whose decisions are `step` apart. */
+INLINED void write_rows(const struct models *a, int64_t row, double *scores, const int64_t step, const int n)
 {
-    for (int64_t i = 0; i < a->decisions; i++)
-        scores[i] += a->offsets[i];
-    if (a->labels)
-        a->labels[row] = a->names[label_place(a, scores)];
+    const int64_t count = a->outputs;
+    double all[ROWS * (DECISIONS / ROWS + 2)]; /* scores of all rows, which are transformed together */
+    for (int r = 0; r < n; r++) {
+        double *const own = scores + r * step;
+        for (int64_t i = 0; i < a->decisions; i++)
+            own[i] += a->offsets[i];
+        if (a->labels)
+            a->labels[row + r] = a->names[label_place(a, own)];
+        if (!a->scores)
+            continue;
+        if (a->one_class)
+            own[0] = own[0] > 0 ? 1 : -1;
+        if (a->prob_a)
+            couple(a, own);
+        if (a->pair)
+            two_scores(own, own[0], a->transform, a->complement);
+        for (int64_t i = 0; i < count; i++)
+            all[r * count + i] = own[i];
+    }
     if (!a->scores)
         return;
-    if (a->one_class)
-        scores[0] = scores[0] > 0 ? 1 : -1;
-    if (a->prob_a)
-        couple(a, scores);
-    if (a->pair)
-        two_scores(scores, scores[0], a->transform, a->complement);
-    transform_scores(scores, 1, a->outputs, a->pair ? pair_transform(a->transform) : a->transform);
-    for (int64_t i = 0; i < a->outputs; i++)
-        a->scores[row * a->outputs + i] = (float)scores[i];
+    transform_scores(all, n, count, a->pair ? pair_transform(a->transform) : a->transform);
+    for (int64_t i = 0; i < n * count; i++)
+        a->scores[row * count + i] = (float)all[i];
 }
 
 #define MODELS(name, type, real)                                                                  \
@@ -237,8 +250,7 @@ static void write_row(const struct models *a, int64_t row, double *scores)
                         scores[r][p] = products[p - low];                                         \
             }                                                                                     \
         }                                                                                         \
-        for (int r = 0; r < n; r++)                                                               \
-            write_row(a, row + r, scores[r]);                                                     \
+        write_rows(a, row, scores[0], sizeof scores[0] / sizeof **scores, n);                     \
     }                                                                                             \
                                                                                                   \
     ITEMS_OF(name, models)                                                                        \

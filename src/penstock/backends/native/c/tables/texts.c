@@ -347,41 +347,93 @@ static PyObject *text_parts(PyObject *module, PyObject *const *arguments, Py_ssi
     return all_tokens(arguments[0], 0, append_parts, &s, arguments[3]);
 }
 
+/* Put a new reference to an object where another one may be. */
+static inline void put(PyObject **to, PyObject *x)
+{
+    Py_INCREF(x);
+    Py_XDECREF(*to);
+    *to = x;
+}
+
 static PyObject *text_padded(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
-    if (!expected(count, 5) || !PyList_Check(arguments[0]) || !PyTuple_Check(arguments[3]))
+    if (!expected(count, 6) || !PyList_Check(arguments[0]) || !PyArray_Check(arguments[2]) ||
+        !PyTuple_Check(arguments[3]))
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "tokens are a list");
     PyObject *tokens = arguments[0], *marks = arguments[3];
-    Py_ssize_t margin = PyTuple_Size(marks) / 2, at = 0;
-    PyArrayObject *counts = array_of(arguments[1], NPY_INT64);
+    PyArrayObject *x = (PyArrayObject *)arguments[2], *counts = array_of(arguments[1], NPY_INT64), *y = NULL;
     if (!counts)
         return NULL;
+    const npy_intp rows = PyArray_SIZE(counts), rank = PyArray_NDIM(x);
+    const Py_ssize_t margin = PyTuple_Size(marks) / 2;
     const int64_t *numbers = PyArray_DATA(counts);
-    npy_intp dims[2] = {PyArray_SIZE(counts), PyLong_AsSsize_t(arguments[2])};
-    int64_t total = 0, fits = 1;
-    for (npy_intp i = 0; i < dims[0]; i++) {
-        fits &= numbers[i] >= 0 && numbers[i] + 2 * margin <= dims[1];
+    npy_intp dims[NPY_MAXDIMS], *width = dims + rank;
+    Py_ssize_t total = 0, at = 0;
+    int64_t least = 0, most = 0;
+    for (npy_intp i = 0; i < rows; i++) {
         total += numbers[i];
+        least = numbers[i] < least ? numbers[i] : least, most = numbers[i] > most ? numbers[i] : most;
     }
-    PyArrayObject *y = NULL;
-    if (!fits || total != PyList_Size(tokens))
-        PyErr_Format(PyExc_ValueError, "tokens do not fit");
-    else
-        y = new_array(2, dims, NPY_OBJECT);
-    for (npy_intp i = 0; y && i < dims[0]; i++) {
-        PyObject **row = (PyObject **)PyArray_DATA(y) + i * dims[1];
-        for (npy_intp j = 0; j < dims[1]; j++) {
+    if (rows != PyArray_SIZE(x) || rank >= NPY_MAXDIMS || least < 0 || total != PyList_Size(tokens)) {
+        PyErr_SetString(PyExc_ValueError, "tokens do not fit");
+    } else {
+        memcpy(dims, PyArray_DIMS(x), rank * sizeof *dims);
+        *width = most + 2 * margin;
+        PyObject *reserved = PyObject_CallFunction(arguments[5], "L", (long long)(rows * *width * sizeof(PyObject *)));
+        y = reserved ? new_array((int)rank + 1, dims, NPY_OBJECT) : NULL;
+        Py_XDECREF(reserved);
+    }
+    for (npy_intp i = 0; y && i < rows; i++) {
+        PyObject **row = (PyObject **)PyArray_DATA(y) + i * *width;
+        for (npy_intp j = 0; j < *width; j++) {
             int64_t place = j - margin;
-            PyObject *text = place < 0               ? PyTuple_GetItem(marks, 0)
-                             : place < numbers[i]    ? PyList_GetItem(tokens, at++)
-                             : place < numbers[i] + margin ? PyTuple_GetItem(marks, 1)
-                                                     : arguments[4];
-            Py_INCREF(text);
-            Py_XDECREF(row[j]);
-            row[j] = text;
+            put(row + j, place < 0                     ? PyTuple_GetItem(marks, 0)
+                         : place < numbers[i]          ? PyList_GetItem(tokens, at++)
+                         : place < numbers[i] + margin ? PyTuple_GetItem(marks, 1)
+                                                       : arguments[4]);
         }
     }
     Py_DECREF((PyObject *)counts);
+    return (PyObject *)y;
+}
+
+/* Texts without those that are in a set, perhaps in lower case, by a method of str; one empty text if none is left. */
+static PyObject *text_normalized(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (!expected(count, 5))
+        return NULL;
+    PyObject *stop = arguments[1], *fold = arguments[2], *change = arguments[3];
+    PyArrayObject *x = array_of(arguments[0], NPY_OBJECT), *y = NULL;
+    PyObject *kept = x ? PyList_New(0) : NULL;
+    int failed = !kept;
+    for (npy_intp i = 0; !failed && i < PyArray_SIZE(x); i++) {
+        PyObject *text = text_at(x, i), *key = stop == Py_None ? NULL : text, *changed = text;
+        Py_INCREF(text);
+        if (key && fold != Py_None)
+            key = PyObject_CallFunctionObjArgs(fold, text, NULL);
+        const int found = stop == Py_None ? 0 : key ? PySet_Contains(stop, key) : -1;
+        if (key && key != text)
+            Py_DECREF(key);
+        if (!found && change != Py_None)
+            changed = PyObject_CallFunctionObjArgs(change, text, NULL);
+        failed = found < 0 || !changed || (!found && PyList_Append(kept, changed) < 0) || !goes_on(i, arguments[4]);
+        if (changed != text)
+            Py_XDECREF(changed);
+        Py_DECREF(text);
+    }
+    if (!failed && !PyList_Size(kept)) {
+        PyObject *empty = PyUnicode_FromString("");
+        failed = !empty || PyList_Append(kept, empty) < 0;
+        Py_XDECREF(empty);
+    }
+    if (!failed) {
+        const npy_intp dims[] = {1, PyList_Size(kept)};
+        y = PyArray_NDIM(x) == 2 ? new_array(2, dims, NPY_OBJECT) : new_array(1, dims + 1, NPY_OBJECT);
+    }
+    for (npy_intp i = 0; y && i < PyArray_SIZE(y); i++)
+        put((PyObject **)PyArray_DATA(y) + i, PyList_GetItem(kept, i));
+    Py_XDECREF(kept);
+    Py_XDECREF((PyObject *)x);
     return (PyObject *)y;
 }
 
@@ -473,7 +525,11 @@ PyMethodDef texts_functions[] = {
      "parts(x, separator, most, checkpoint): the list of the parts of all strings, of which one is "
      "split at most `most` times, and how many there are of each."},
     {"padded", FAST(text_padded),
-     "padded(tokens, counts, width, marks, pad): rows of tokens, between marks and before pads."},
+     "padded(tokens, counts, x, marks, pad, reserve): a row of tokens for each string of x, between marks and before "
+     "pads, once reserve(bytes) has returned."},
+    {"normalized", FAST(text_normalized),
+     "normalized(x, stop, fold, change, checkpoint): fold(text) is looked up in `stop`, and change(text) is kept; each "
+     "may be None."},
     {"ngrams", FAST(text_ngrams),
      "ngrams(tokens, first, keys, targets, starts, columns, base, shortest, skips, width): how "
      "often each n-gram occurs in each row."},
