@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator
 from datetime import date
 from importlib.metadata import version
@@ -224,4 +225,6 @@ if __name__ == "__main__":
     elif sys.argv[1:2] == ["--operators"]:
         tflite_operators.main(sys.argv[2:])
     else:
-        main(sys.argv[1:])
+        parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+        parser.add_argument("models", nargs="*", metavar="NAME", help="all, if none is named")
+        main(parser.parse_args().models)

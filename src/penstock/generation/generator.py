@@ -301,7 +301,8 @@ class Generator:
 
     async def pieces(self, jobs: Sequence[TextJob]) -> AsyncIterator[tuple[int, TextPiece]]:
         """Yield the pieces of several requests as they are generated, each with the index of its
-        request. Closing the iterator, or an error of one request, ends all of them.
+        request; those of steps of less than 2 ms come several at a time. Closing the iterator, or
+        an error of one request, ends all of them.
 
         Args:
             jobs: Results of ``abegin``.
