@@ -202,3 +202,25 @@ def test_runs_at_once_that_divide_the_threads_leave_nothing_to_judge_by():
     for _ in range(1000):
         tuner.took(1, 1.0)
     assert after(tuner, 1000, {1: 2.0, 2: 1.0}).count(1) < 100
+
+
+def test_waking_threads_in_a_trial_of_short_runs_does_not_count():
+    pace = ThreadTuner(2)
+    after(pace, 50, {1: 40e-6, 2: 200e-6})  # a busy machine
+    last, given = 1, []
+    for _ in range(1000):
+        threads = pace.threads()
+        given.append(threads)
+        # The second thread waits between two runs with both, and has slept after one without it.
+        woken = 60e-6 if last == 1 != threads else 0.0
+        pace.took(threads, {1: 40e-6, 2: 22e-6}[threads] + woken)
+        last = threads
+    assert given[-1] == 2
+    assert given.count(2) > 400
+
+
+def test_threads_that_must_be_woken_for_each_short_run_are_left_out():
+    # As where runs are far apart.
+    given = after(ThreadTuner(2), 1000, {1: 40e-6, 2: 80e-6})
+    assert given[-1] == 1
+    assert given.count(2) <= 30

@@ -21,7 +21,7 @@ from penstock.host.current_run import Budget, working_for
 from penstock.host.thread_share import ThreadShare
 from penstock.ir.graph import Node
 from penstock.ops.common.products import product_work
-from penstock.ops.work_estimate import WORTH_THREADS, flops
+from penstock.ops.work_estimate import flops, is_worth_threads
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, StepTable
 from penstock.plan.tasks import Tasks
@@ -325,13 +325,14 @@ def share_of(
 ) -> ThreadShare:
     """Return the share of the kernel threads for runs of ``plan`` on ``streams`` workers. The
     session uses at most ``threads`` of them, or exactly that many if ``fixed``."""
-    most: dict[str, int] = {}
+    worth_of: dict[str, bool] = {}
     threaded = {b.name for b in hosts if b.threads_of_caller}  # regardless of their steps
     for step in with_checkpoints(plan.walk()):
-        work = 0 if step.node.op.view else plan.flops_of[step]
-        # Kernels bound to the shapes of a run state an estimate of their work.
-        late = 0 if step.kernel is None else step.kernel.shapes.flops
-        most[step.backend] = max(work, late, most.get(step.backend, 0))
+        if not worth_of.setdefault(step.backend, False) and not step.node.op.view:
+            # Kernels bound to the shapes of a run state an estimate of their work.
+            late = 0 if step.kernel is None else step.kernel.shapes.flops
+            work = max(plan.flops_of[step], late)
+            worth_of[step.backend] = is_worth_threads(step.node, work)
         moves = step.node.op.moves
         # NumPy computes those shapes of a run for which the backend has no kernel.
         runs = {step.backend}
@@ -340,9 +341,9 @@ def share_of(
         # Skip estimates that cannot change the result.
         if not moves and not runs <= threaded and may_use_threads(step.node):
             threaded |= runs
-    own = [b for b in hosts if b.threads_of_caller and b.name in most]
+    own = [b for b in hosts if b.threads_of_caller and b.name in worth_of]
     shared = [b for b in hosts if not b.threads_of_caller and b.name in threaded]
-    worth = any(most[b.name] >= WORTH_THREADS for b in own)
+    worth = any(worth_of[b.name] for b in own)
     # For shorter kernels, waking threads costs more than the threads save.
     limit = threads if worth or not own else 1
     return ThreadShare([*own, *shared], streams if worth or shared else 0, limit, not fixed)

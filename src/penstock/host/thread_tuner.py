@@ -34,6 +34,9 @@ _SLOW = 1.3
 _PATIENCE = 4
 # One thread is chosen only if faster by this factor, since several have more cache together.
 _MARGIN = 0.97
+# Seconds of runs that are short beside the time to wake a thread (c/waiting.h). Their threads go on
+# from one run to the next, unless a run with one thread is between: the run after it is repeated.
+_SHORT = 200e-6
 
 
 class ThreadTuner:
@@ -49,6 +52,7 @@ class ThreadTuner:
         self._now = most
         self._times = {n: deque[float](maxlen=_JUDGED) for n in (1, most)}
         self._least_alone = inf  # the shortest time with one thread
+        self._last = most  # the thread count of the last run
         self._usual = 0.0
         self._has_judged = False
         self._left = _TRIED + 1  # runs until the next trial begins, or the present one ends
@@ -77,6 +81,10 @@ class ThreadTuner:
         """Record that a run with ``threads`` threads has taken ``seconds``."""
         times = self._times.get(threads)
         if times is None:
+            return
+        woke = self._last == 1 != threads and self._least_alone < _SHORT
+        self._last = threads
+        if woke and self._trying:
             return
         times.append(seconds)
         if threads == 1:
