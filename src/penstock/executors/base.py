@@ -21,9 +21,9 @@ from penstock.host.current_run import Budget, working_for
 from penstock.host.thread_share import ThreadShare
 from penstock.ir.graph import Node
 from penstock.ops.common.products import product_work
-from penstock.ops.work_estimate import flops, is_worth_threads
+from penstock.ops.work_estimate import WORTH_THREADS, flops
 from penstock.plan.arena_layout import ArenaPlan
-from penstock.plan.plan import Plan, StepTable
+from penstock.plan.plan import Plan, Step, StepTable
 from penstock.plan.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -316,6 +316,21 @@ def may_use_threads(node: Node) -> bool:
     return not of_integers and (of_vector or flops(node) >= _MANY_FOR_BLAS)
 
 
+# Seconds of a call from which on it is divided: two of WORTH_THREAD (c/call.h), and what it takes
+# to share the threads with other runs.
+_WORTH_S = 15e-6
+
+
+def _worth_threads(step: Step, plan: Plan) -> bool:
+    """Whether a step gains from more than one thread."""
+    if step.kernel is None:
+        return plan.flops_of[step] >= WORTH_THREADS
+    if step.kernel.binder is not None and step.kernel.binder.divided_s >= _WORTH_S:
+        return True
+    # Kernels bound to the shapes of a run state an estimate of their work.
+    return max(plan.flops_of[step], step.kernel.shapes.flops) >= WORTH_THREADS
+
+
 def share_of(
     plan: Plan,
     hosts: Sequence[Backend],
@@ -329,10 +344,7 @@ def share_of(
     threaded = {b.name for b in hosts if b.threads_of_caller}  # regardless of their steps
     for step in with_checkpoints(plan.walk()):
         if not worth_of.setdefault(step.backend, False) and not step.node.op.view:
-            # Kernels bound to the shapes of a run state an estimate of their work.
-            late = 0 if step.kernel is None else step.kernel.shapes.flops
-            work = max(plan.flops_of[step], late)
-            worth_of[step.backend] = is_worth_threads(step.node, work)
+            worth_of[step.backend] = _worth_threads(step, plan)
         moves = step.node.op.moves
         # NumPy computes those shapes of a run for which the backend has no kernel.
         runs = {step.backend}

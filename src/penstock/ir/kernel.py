@@ -46,6 +46,11 @@ class Binder:
         return None
 
     @property
+    def divided_s(self) -> float:
+        """The estimated seconds of a call with one thread, if it can be divided; 0 if not."""
+        return 0.0
+
+    @property
     def reads_turned(self) -> bool:
         """Whether inputs may be ``RuntimeArray`` objects that are ``turned``."""
         return False

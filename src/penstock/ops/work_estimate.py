@@ -27,8 +27,6 @@ from penstock.ops.internal.fused import FUSED
 
 WORTH_THREADS = 500_000
 """operations of a node that are worth more than one thread: 5 us"""
-_WORTH_BYTES = 1 << 19
-"""bytes that a node moves and that are worth more than one thread"""
 
 WORTH_ROUNDING = 5_000_000
 """operations of a product from which on rounding its operands to bfloat16 saves time"""
@@ -65,12 +63,7 @@ def flops(node: Node) -> int:
 
 def worth_threads(nodes: Iterable[Node]) -> bool:
     """Whether one of ``nodes`` computes or copies enough to gain from more than one thread."""
-    return any(is_worth_threads(node, flops(node)) for node in nodes if not node.op.view)
-
-
-def is_worth_threads(node: Node, operations: int) -> bool:
-    """Whether a node with this number of ``operations`` gains from more than one thread."""
-    return operations >= WORTH_THREADS or moved_bytes(node) >= _WORTH_BYTES
+    return any(not node.op.view and flops(node) >= WORTH_THREADS for node in nodes)
 
 
 class Rates(NamedTuple):

@@ -330,6 +330,11 @@ class _CallBinder(Binder):
         return self.site.library.call_of
 
     @property
+    def divided_s(self) -> float:
+        native = self.native
+        return native.items * native.item_ns * 1e-9 if native.items > 1 or native.stages[0] else 0.0
+
+    @property
     def reads_turned(self) -> bool:
         return self.native.restrided is not None and not self.native.can_fail
 
