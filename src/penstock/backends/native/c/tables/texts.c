@@ -377,7 +377,8 @@ static PyObject *text_padded(PyObject *module, PyObject *const *arguments, Py_ss
     if (rows != PyArray_SIZE(x) || rank >= NPY_MAXDIMS || least < 0 || total != PyList_Size(tokens)) {
         PyErr_SetString(PyExc_ValueError, "tokens do not fit");
     } else {
-        memcpy(dims, PyArray_DIMS(x), rank * sizeof *dims);
+        for (npy_intp i = 0; i < rank; i++)
+            dims[i] = PyArray_DIM(x, i);
         *width = most + 2 * margin;
         PyObject *reserved = PyObject_CallFunction(arguments[5], "L", (long long)(rows * *width * sizeof(PyObject *)));
         y = reserved ? new_array((int)rank + 1, dims, NPY_OBJECT) : NULL;
