@@ -33,6 +33,7 @@ from penstock.session.quantize_after import BackgroundQuantization
 from tests.session.test_opening import calls_of
 from tests.support import tflite_networks
 from tests.support.modules import ModuleWith
+from tests.support.native_kernels import needs_reproducible
 from tests.support.onnx_text import compile_text
 from tests.support.quantizable import convolutional, feed_forward, images, rows
 from tests.support.timing import wait_until
@@ -477,7 +478,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(
+    "name", [pytest.param("reproducible", marks=needs_reproducible), *[*REFUSED][1:]]
+)
 def test_options_that_it_cannot_keep_are_refused(name: str) -> None:
     options, message = REFUSED[name]
     with ps.compile(feed_forward(), cache=False, **options) as session:

@@ -24,6 +24,7 @@ from penstock.build import GraphBuilder
 from penstock.host.native import load_level
 from penstock.ops.internal.fused import parts
 from tests.support.frame_runs import inputs
+from tests.support.native_kernels import needs_reproducible
 from tests.support.onnx_text import compile_text
 from tests.support.sweeps import drawn
 
@@ -35,9 +36,7 @@ REFUSED = {"torch-modules/CrossEntropyLoss_dynamo", "jax/jnp_arcsinh"}
 # One random result is in each run, and none in each row.
 RANDOM = [name for name in ZOO if "rand" in name.lower() or "multinomial" in name.lower()]
 
-pytestmark = pytest.mark.skipif(
-    os.uname().machine == "x86_64" and load_level("x86-64-v3") is None, reason="needs AVX2"
-)
+pytestmark = needs_reproducible
 
 
 def session_of(model: Any, **options: Any) -> ps.Session:

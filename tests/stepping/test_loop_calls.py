@@ -85,7 +85,7 @@ def test_closed_loop_keeps_no_other_from_its_calls():
 
 def test_calls_that_can_wait_are_left_to_the_next_wake(monkeypatch):
     calls, called = LoopCalls(), []
-    monkeypatch.setattr("penstock.stepping.loop_calls.PATIENCE_S", SOON)
+    monkeypatch.setattr("penstock.stepping.loop_calls.PATIENCE", SOON)
 
     async def main():
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
@@ -107,7 +107,7 @@ def test_calls_that_can_wait_are_left_to_the_next_wake(monkeypatch):
 
 def test_call_that_cannot_wait_takes_the_others_along(monkeypatch):
     calls, called = LoopCalls(), []
-    monkeypatch.setattr("penstock.stepping.loop_calls.PATIENCE_S", SOON)
+    monkeypatch.setattr("penstock.stepping.loop_calls.PATIENCE", SOON)
 
     async def main():
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
@@ -127,7 +127,7 @@ def test_call_that_cannot_wait_takes_the_others_along(monkeypatch):
 @pytest.mark.parametrize("patience, patient", [(0.0, True), (SOON, False)])
 def test_calls_wait_no_longer_than_said(monkeypatch, patience, patient):
     calls = LoopCalls()
-    monkeypatch.setattr("penstock.stepping.loop_calls.PATIENCE_S", patience)
+    monkeypatch.setattr("penstock.stepping.loop_calls.PATIENCE", patience)
 
     async def main():
         loop, ended = asyncio.get_running_loop(), asyncio.Event()

@@ -398,7 +398,7 @@ NAMES = ("ant", "bee", "", "Ünï", "bee2", "The quick, brown_fox 7", "né à Pa
 
 
 @draws("RegexFullMatch StringSplit TfIdfVectorizer ai.onnx.ml.CategoryMapper ai.onnx.ml.ZipMap")
-@draws("com.microsoft.MurmurHash3 com.microsoft.Tokenizer")
+@draws("com.microsoft.MurmurHash3 com.microsoft.Tokenizer StringNormalizer")
 def _texts(rng: Source, full_name: str) -> Draw:
     (name, domain), dims = short_name(full_name), rng.dims(rng.integers(1, 3), 300)
     x = rng.named(NAMES, dims)
@@ -406,6 +406,12 @@ def _texts(rng: Source, full_name: str) -> Draw:
         return Draw(
             name, [x], {"pattern": rng.pick(r"\w*", r"[^\d,]+", "日本.*", "", "(?i)THE .*")}
         )
+    if name == "StringNormalizer":
+        if len(dims) > 1 and rng.chance(0.8):
+            x = x[:1]
+        attrs = {"case_change_action": rng.pick("LOWER", "UPPER", "NONE")}
+        attrs |= rng.pick({}, {"stopwords": ["BEE", "ant"]}, {"stopwords": [*NAMES]})
+        return Draw(name, [x], {**attrs, "is_case_sensitive": int(rng.chance(0.5))})
     if name == "StringSplit":
         attrs = rng.pick({}, {"delimiter": ","}, {"delimiter": " ", "maxsplit": 1})
         return Draw(name, [x], attrs, outputs=2)

@@ -3,6 +3,7 @@ every instruction set of this machine."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,11 @@ from penstock.ir.op import Op
 from penstock.ops.registry import find
 
 LIBRARIES = [library for library in map(load_level, LEVELS) if library is not None]
+
+needs_reproducible = pytest.mark.skipif(
+    platform.machine().lower() in ("x86_64", "amd64") and load_level("x86-64-v3") is None,
+    reason="reproducible=True needs kernels for x86-64-v3",
+)
 
 pytestmark = pytest.mark.skipif(not LIBRARIES, reason="there are no compiled kernels")
 

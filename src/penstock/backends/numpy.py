@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, Protocol
 
 from penstock.backends.base import HostBackend
 from penstock.core.types import Type
@@ -97,29 +97,32 @@ class NumpyBackend(HostBackend):
             set_number(threads)
 
 
+class _Library(Protocol):
+    def set_num_threads(self, num_threads: int) -> object: ...
+
+
 @cache
 def _setters() -> tuple[Callable[[int], object], ...]:
     """The functions that set the numbers of threads of ``_blas()``."""
-    return tuple(map(_setter_of, _blas()))
+    setters: list[Callable[[int], object]] = []
+    for library in _blas():
+        # From threadpoolctl 3.8 on, only the first thread to set OpenBLAS's number can set it,
+        # until that thread is forgotten; calls of others are ignored silently. The library's own
+        # function has no such rule, and takes a hundredth of the time, which each run with products
+        # of NumPy pays twice.
+        own = None
+        if library.internal_api == "openblas" and hasattr(library, "_get_symbol"):
+            has_pool = getattr(library, "threading_layer", None) == "pthreads"
+            own = library._get_symbol("openblas_set_num_threads") if has_pool else None
+        setters.append(own or partial(_set_number, library))
+    return tuple(setters)
 
 
-def _setter_of(library: Any) -> Callable[[int], object]:
-    # From threadpoolctl 3.8 on, only the first thread to set OpenBLAS's number can set it, until
-    # that thread is forgotten; calls of others are ignored silently. The library's own function has
-    # no such rule, and takes a tenth of the time, which each run with products of NumPy pays twice.
-    symbol = getattr(library, "_get_symbol", None)
-    if symbol is not None and library.internal_api == "openblas":
-        own = symbol("openblas_set_num_threads")
-        if own is not None and getattr(library, "threading_layer", None) == "pthreads":
-            return own
+def _set_number(library: _Library, threads: int) -> None:
     forget = getattr(library, "clear_controlling_thread", lambda *, force: None)
-
-    def set_number(threads: int) -> None:
-        forget(force=True)
-        library.set_num_threads(threads)
-        forget(force=True)
-
-    return set_number
+    forget(force=True)
+    library.set_num_threads(threads)
+    forget(force=True)
 
 
 @cache

@@ -316,19 +316,18 @@ def may_use_threads(node: Node) -> bool:
     return not of_integers and (of_vector or flops(node) >= _MANY_FOR_BLAS)
 
 
-# Seconds of a call from which on it is divided: two of WORTH_THREAD (c/call.h), and what it takes
-# to share the threads with other runs.
-_WORTH_S = 15e-6
+# Operations of a core in a second, which turn the time of a call into operations. A third of it is
+# left for sharing the threads with other runs.
+_OPERATIONS = 1e11 / 3
 
 
 def _worth_threads(step: Step, plan: Plan) -> bool:
     """Whether a step gains from more than one thread."""
     if step.kernel is None:
         return plan.flops_of[step] >= WORTH_THREADS
-    if step.kernel.binder is not None and step.kernel.binder.divided_s >= _WORTH_S:
-        return True
+    divided = 0.0 if step.kernel.binder is None else step.kernel.binder.divided_s * _OPERATIONS
     # Kernels bound to the shapes of a run state an estimate of their work.
-    return max(plan.flops_of[step], step.kernel.shapes.flops) >= WORTH_THREADS
+    return max(plan.flops_of[step], step.kernel.shapes.flops, divided) >= WORTH_THREADS
 
 
 def share_of(

@@ -21,7 +21,7 @@ from penstock.core.checkpoints import LOOK_S
 from penstock.core.errors import InvalidInput, LimitExceeded, PenstockError
 from penstock.core.types import Type
 from penstock.stepping.joined import Piece, piece_of
-from penstock.stepping.loop_calls import PATIENCE_S, LoopCalls
+from penstock.stepping.loop_calls import PATIENCE, LoopCalls
 from penstock.stepping.sequence import Done, RowHistory, Rows, SequenceState
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class StepEngine:
                 self._took = max(perf_counter() - begin, 0.9 * self._took)
             # Before other threads may run a step: the callbacks make clients feed their next rows,
             # and a step that began meanwhile would have the rows of only some of them.
-            with self.loops.together(patient=self._took < PATIENCE_S):
+            with self.loops.together(patient=self._took < PATIENCE):
                 for done, outputs, error in results:
                     done(outputs, error)
         finally:

@@ -9,11 +9,13 @@ from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from penstock.core.checkpoints import UNSEEN_RUN_S
+
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-PATIENCE_S = 0.002
-"""how long calls that can wait do so; no reader of a text sees it"""
+PATIENCE = 2 * UNSEEN_RUN_S
+"""how many seconds calls that can wait do so; no reader of a text sees it"""
 
 
 class LoopCalls:
@@ -44,13 +46,13 @@ class LoopCalls:
     def together(self, *, patient: bool = False) -> Iterator[None]:
         """Wake each loop once for all calls of this thread in the block. One thread at a time.
         ``patient``: another block or ``wake`` follows soon, to which calls that can wait are left
-        for up to ``PATIENCE_S``."""
+        for up to ``PATIENCE``."""
         self._holder = threading.get_ident()
         try:
             yield
         finally:
             self._holder = None
-            waits = patient and self._can_wait and perf_counter() - self._since < PATIENCE_S
+            waits = patient and self._can_wait and perf_counter() - self._since < PATIENCE
             if not waits:
                 self.wake()
 

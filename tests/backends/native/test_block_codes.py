@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import penstock as ps
 from penstock.host.native import library
+from tests.support.native_kernels import needs_reproducible
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there are no compiled kernels")
 RNG = np.random.default_rng(5)
@@ -66,6 +67,7 @@ def test_exact_product_is_taken_unless_the_model_allows_codes() -> None:
     np.testing.assert_array_equal(ps.compile(model)(x), ps.compile(model, precision="strict")(x))
 
 
+@needs_reproducible
 def test_reproducible_sessions_round_no_rows() -> None:
     model, x = model_of(4, 32, 64, 32, 4), RNG.standard_normal((3, 64)).astype(np.float32)
     exact = ps.compile(model, precision="strict")(x)

@@ -10,11 +10,9 @@ import pytest
 
 import penstock as ps
 from penstock.build import GraphBuilder, SymbolicValue
-from penstock.host.native import load_level
+from tests.support.native_kernels import needs_reproducible
 
-pytestmark = pytest.mark.skipif(
-    load_level("x86-64-v3") is None and load_level("plain") is None, reason="needs AVX2"
-)
+pytestmark = needs_reproducible
 
 Make: TypeAlias = "Callable[[GraphBuilder, SymbolicValue], SymbolicValue]"
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 16, 33)

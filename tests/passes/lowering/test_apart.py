@@ -12,6 +12,7 @@ import pytest
 import penstock as ps
 from penstock.build import GraphBuilder
 from tests.session.test_padding import NAMES, PADDED, feeds_of, model_of, padded
+from tests.support.native_kernels import needs_reproducible
 
 ROWS = np.array([1])
 Change = Callable[[GraphBuilder, dict[str, Any]], None]
@@ -121,6 +122,7 @@ def test_node_that_may_read_rows_that_pad_is_named(change, node):
         check(encoder(change))
 
 
+@needs_reproducible
 def test_batches_that_are_to_be_reproducible_need_attention_in_one_node():
     options = {"cache": False, "dead_rows": "any"}
     feeds = feeds_of(

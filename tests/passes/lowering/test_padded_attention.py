@@ -32,6 +32,7 @@ from tests.passes.lowering.test_pack_rows import (
     reference,
 )
 from tests.passes.lowering.test_row_packing import BEHIND, LATER
+from tests.support.native_kernels import needs_reproducible
 
 
 def test_bias_that_is_computed_of_rows_is_added_to_that_of_the_mask():
@@ -96,6 +97,7 @@ def test_scores_that_are_sums_are_computed_in_their_places(scores):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+@needs_reproducible
 def test_reproducible_attention_of_all_rows_stays():
     model, feeds = related(RELATIVE, "s = Add (s9, bias)", WEIGH), feeds_of()
     session = ps.compile(model, cache=False, reproducible=True)

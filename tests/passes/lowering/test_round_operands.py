@@ -16,6 +16,7 @@ from penstock.host.native import library
 from penstock.passes.lowering.round_operands import RoundOperands
 from penstock.passes.pipeline import optimize
 from tests.support.graphs import interpret
+from tests.support.native_kernels import needs_reproducible
 from tests.support.onnx_text import model_from_text
 from tests.support.passes import fusing_context
 
@@ -134,7 +135,11 @@ def test_rounded_product_is_one_step_without_casts_where_the_processor_has_bfloa
         assert ops.startswith("Cast Cast") and ops.split()[-1] in ("Relu", "Sigmoid")
 
 
-@pytest.mark.parametrize("options", [{"precision": "strict"}, {"reproducible": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"precision": "strict"}, pytest.param({"reproducible": True}, marks=needs_reproducible)],
+    ids=str,
+)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_casts_stay_if_sums_are_to_be_those_of_other_processors(name, options):
     body, dims, y, w, b = PRODUCTS[name]

@@ -332,6 +332,8 @@ class _CallBinder(Binder):
     @property
     def divided_s(self) -> float:
         native = self.native
+        # Threads share items, and the pieces of a stage of a call with a single item. The call
+        # itself decides by the same estimate whether it is divided.
         return native.items * native.item_ns * 1e-9 if native.items > 1 or native.stages[0] else 0.0
 
     @property

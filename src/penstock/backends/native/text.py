@@ -100,10 +100,11 @@ def _zip_map(functions: Any, attrs: Attrs) -> Function:
     labels = tuple(one_of(attrs, "classlabels_strings", "classlabels_int64s")[1])
     zip_map = functions.zip_map
 
-    def run(x: np.ndarray) -> Any:
+    def run(x: np.ndarray) -> RunValue:
         if x.ndim not in (1, 2) or x.shape[-1] != len(labels):
             raise ShapeError(f"{len(labels)} class labels do not fit an input of shape {x.shape}")
-        return zip_map(x, labels)
+        rows: RunValue = zip_map(x, labels)
+        return rows
 
     return run
 
