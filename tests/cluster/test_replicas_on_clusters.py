@@ -107,7 +107,7 @@ def test_full_queue_and_cancellation_reach_replicas_on_workers(cluster):
 
 def test_replicas_that_do_not_fit_the_cluster_are_refused(cluster):
     model = model_from_text(ROWS)
-    with pytest.raises(ValueError, match="the cluster has 2 workers"):
+    with pytest.raises(ValueError, match="n=3 must be the number of workers, 2"):
         ps.Replicas(model, 3, cluster=cluster)
     with pytest.raises(TypeError, match=r"penstock\.Cluster"):
         ps.Replicas(model, cluster=3)

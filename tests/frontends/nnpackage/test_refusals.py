@@ -190,8 +190,8 @@ def test_damaged_zip_is_refused(tmp_path: Path) -> None:
         ({"pkg-inputs": ["0:0:-1"]}, "which is no input"),
         ({"pkg-inputs": ["0:0:0", "0:0:0"]}, "a tensor twice in 'pkg-inputs'"),
         ({"pkg-outputs": ["1:0:0"]}, "'1:0:0', which is no output"),
-        ({"model-connect": [["0:0:0", "0:0:0"]]}, "an edge that is no object"),
-        ({"model-connect": [{"from": "0:0:0", "to": "0:0:0"}]}, "an edge that is no object"),
+        ({"model-connect": [["0:0:0", "0:0:0"]]}, "an edge that is not an object"),
+        ({"model-connect": [{"from": "0:0:0", "to": "0:0:0"}]}, "an edge that is not an object"),
     ],
 )
 def test_manifest_that_breaks_a_rule_is_refused(tmp_path: Path, manifest: Any, reason: str) -> None:
