@@ -316,9 +316,9 @@ def may_use_threads(node: Node) -> bool:
     return not of_integers and (of_vector or flops(node) >= _MANY_FOR_BLAS)
 
 
-# Operations of a core in a second, which turn the time of a call into operations. A third of it is
-# left for sharing the threads with other runs.
-_OPERATIONS = 1e11 / 3
+# Operations that a second of a call counts as: a call of 15 us is worth sharing the threads with
+# other runs, as WORTH_THREADS operations are.
+_OPERATIONS = WORTH_THREADS / 15e-6
 
 
 def _worth_threads(step: Step, plan: Plan) -> bool:

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Collection
 from math import inf
 
+from penstock.core.checkpoints import UNSEEN_RUN_S
+
 # Runs whose median time decides whether runs have become slow.
 _JUDGED = 5
 # Runs with the other thread count in a trial. Each is compared with the next one, which has the
@@ -36,7 +38,7 @@ _PATIENCE = 4
 _MARGIN = 0.97
 # Seconds of runs that are short beside the time to wake a thread (c/waiting.h). Their threads go on
 # from one run to the next, unless a run with one thread is between: the run after it is repeated.
-_SHORT = 200e-6
+_SHORT = UNSEEN_RUN_S / 5
 
 
 class ThreadTuner:

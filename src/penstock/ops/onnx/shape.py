@@ -217,10 +217,7 @@ def flatten(node: Node, types: Types) -> Kernel:
         axis = flatten_axis(node.attrs, len(dims))
         return math.prod(dims[:axis]), math.prod(dims[axis:])
 
-    shape = rules.tensor(types, 0).shape
-    if shape is not None and len(shape) == 2 and flatten_axis(node.attrs, 2) == 1:
-        return Kernel(lambda x: x.reshape(x.shape), _refill, view=True)
-    dims = rules.all_known(shape)
+    dims = rules.all_known(rules.tensor(types, 0).shape)
     if dims is None:
         return Kernel(lambda x: x.reshape(target(x.shape)), _refill, view=True)
     fixed = target(dims)

@@ -102,27 +102,16 @@ INLINED int64_t tile_place(const struct block_codes *a, int64_t row, int64_t b)
     return (row / TILE * (a->k / a->block) + b) * TILE + row % TILE;
 }
 
-/* Store `width` columns of a panel, with the bias. */
-INLINED void store_columns(const struct block_codes *a, const float *restrict c, int64_t row, int64_t rows, int64_t p,
-                           const int64_t width)
+/* Store some rows of a panel, with the bias. */
+INLINED void store_panel(const struct block_codes *a, const float *restrict c, int64_t row, int64_t rows, int64_t p)
 {
+    const int64_t width = smaller(PANEL, a->n - p * PANEL);
     const float *const bias = a->bias ? a->bias + p * PANEL : NULL;
     for (int64_t r = 0; r < rows; r++, c += PANEL) {
         float *restrict y = a->y + (row + r) * a->n + p * PANEL;
-        if (bias)
-            for (int64_t i = 0; i < width; i++)
-                y[i] = c[i] + bias[i];
-        else
-            memcpy(y, c, width * sizeof *y);
+        for (int64_t i = 0; i < width; i++)
+            y[i] = bias ? c[i] + bias[i] : c[i];
     }
-}
-
-INLINED void store_panel(const struct block_codes *a, const float *c, int64_t row, int64_t rows, int64_t p)
-{
-    if ((p + 1) * PANEL <= a->n)
-        store_columns(a, c, row, rows, p, PANEL);
-    else
-        store_columns(a, c, row, rows, p, a->n - p * PANEL);
 }
 
 enum { VECTORS_AT_ONCE = 2 };
