@@ -13,6 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock.ops.internal.joined_steps import PAGE
+from penstock.stepping.stepper import _run_steps
 from tests.support.decoders import (
     SPELLINGS,
     VOCABULARY,
@@ -298,3 +299,12 @@ def test_rows_that_no_cache_can_hold_are_refused_before_the_step() -> None:
         with pytest.raises(ps.LimitExceeded, match=r"70 rows needs 3 pages .* may have 2"):
             stepper.sequence().step(fed(text_of(70)))
         assert stepper.stats.steps == 0
+
+
+def test_thread_of_a_closed_stepper_makes_the_calls_that_wait(monkeypatch) -> None:
+    called: list[bool] = []
+    stepper = stepper_of()
+    monkeypatch.setattr(stepper._engine.loops, "wake", lambda: called.append(True))
+    stepper._closed = True
+    _run_steps(ref(stepper))
+    assert called == [True]

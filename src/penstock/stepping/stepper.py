@@ -470,9 +470,12 @@ def _run_steps(stepper_of: ref[Stepper]) -> None:
     idle = 0
     while True:
         stepper = stepper_of()
-        if stepper is None or stepper._closed:
+        if stepper is None:
             return
         engine = stepper._engine
+        if stepper._closed:
+            engine.loops.wake()  # with the news of the last step, for which no other follows
+            return
         if engine.step():
             idle = 0
             continue
