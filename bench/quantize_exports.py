@@ -29,7 +29,8 @@ SMALL = {
 NETWORKS: Mapping[str, tuple[str, str, dict[str, Any], Shapes]] = {
     "ts-efficientnet": (
         *("EfficientNetConfig", "EfficientNetForImageClassification"),
-        *({"image_size": 224, "width_coefficient": 1.0, "depth_coefficient": 1.0}, IMAGE),
+        {"image_size": 224, "width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280},
+        IMAGE,
     ),
     "ts-regnet": ("RegNetConfig", "RegNetForImageClassification", {}, IMAGE),
     "ts-convnext": (
