@@ -1,11 +1,13 @@
-"""Tests of capabilities."""
+"""Tests of capabilities and closeable objects."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from penstock.core import capability
+import pytest
+
+from penstock.core import Closeable, capability
 
 
 class HasBoth(Protocol):
@@ -26,3 +28,16 @@ def test_owner_that_lacks_a_member_does_not_have_it() -> None:
 
 def test_member_that_is_none_counts_as_missing() -> None:
     assert capability(SimpleNamespace(first=None, second=int), HasBoth) is None
+
+
+def test_closeable_object_closes_after_an_error() -> None:
+    class Resource(Closeable):
+        is_open = True
+
+        def close(self) -> None:
+            self.is_open = False
+
+    with pytest.raises(KeyError), Resource() as resource:
+        assert resource.is_open
+        raise KeyError
+    assert not resource.is_open

@@ -17,6 +17,7 @@ from penstock.cluster.driver_state import MOST_REPLACEMENTS, LinkTimer, Variable
 from penstock.cluster.simulated import check_rates, check_workers, worker_devices
 from penstock.cluster.waits import START_S
 from penstock.compiler.stages import CompileContext
+from penstock.core import Closeable
 from penstock.core.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -85,7 +86,7 @@ class _Registered:
 # seconds. With a single lock, nothing could be compiled or forgotten during that time.
 
 
-class Cluster:
+class Cluster(Closeable):
     """Workers that run the graphs of sessions together: ``penstock.compile(model, cluster=...)``.
 
     Workers are processes, Ray actors (``pip install penstock-runtime[ray]``), which start when
@@ -218,12 +219,6 @@ class Cluster:
             atexit.unregister(self.close)
             self._runs.forked(ended)
         self._wholeness.ended = ended
-
-    def __enter__(self) -> Cluster:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a cluster cannot be pickled: it has workers of this process")

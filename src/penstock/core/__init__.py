@@ -1,9 +1,11 @@
-"""The vocabulary of all folders: types, errors, limits, records, checkpoints, capabilities."""
+"""The vocabulary of all folders: types, errors, limits, records, checkpoints, capabilities,
+and objects that are closed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import TypeVar
+from typing import Self, TypeVar
 
 VERSION = "0.1.0"
 """the version of Penstock, as in its package metadata, which would take longer to read"""
@@ -25,3 +27,15 @@ def capability(owner: object, protocol: type[C]) -> C | None:
 @cache
 def _members(protocol: type) -> tuple[str, ...]:
     return tuple([name for name in vars(protocol) if not name.startswith("_")])
+
+
+class Closeable:
+    """A context manager that closes itself."""
+
+    close: Callable[..., None]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from penstock.core import Closeable
 from penstock.core.errors import InvalidInput, check_count, wrong_type
 from penstock.generation.encoder_files import read_halves
 from penstock.generation.job import SharedPrompt, TextJob
@@ -55,7 +56,7 @@ Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, object]] | np.n
 _OF_STEPS = "state", "max_rows", "max_sequences", "cache_bytes"
 
 
-class Generator:
+class Generator(Closeable):
     """Generates text with a decoder, or with an encoder and a decoder, as for translation,
     summaries and speech. An encoder reads the prompt; the files beside the model, or the option
     ``decoder_prompt``, then say what the decoder starts with.
@@ -434,12 +435,6 @@ class Generator:
         self.stepper.close()
         if self._drafts is not None:
             self._drafts.stepper.close()
-
-    def __enter__(self) -> Generator:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def _abandon(thread: Future[TextJob]) -> None:

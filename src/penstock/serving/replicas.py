@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.core import Closeable
 from penstock.core.errors import InvalidInput, PenstockError, check_count, wrong_type
 from penstock.core.types import NamedValues, RunValue
 from penstock.executors.control import CancelToken, begin_run, end_run
@@ -100,7 +101,7 @@ def _batching(
     return batching
 
 
-class Replicas:
+class Replicas(Closeable):
     """``n`` replicas of ``model`` behind one queue; each runs one request, or one batch, at a time.
 
     The replicas of a process share one session, with its weights and threads. With ``max_batch``
@@ -368,12 +369,6 @@ class Replicas:
         if self._own:
             for session in self._sessions:
                 session.close()
-
-    def __enter__(self) -> Replicas:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _prepare(self, request: QueuedRequest) -> None:
         """Convert the feeds of a request that may be joined with others."""

@@ -22,7 +22,7 @@ from penstock.compiler.options import (
 )
 from penstock.compiler.stages import CompileContext
 from penstock.compiler.subgraphs import Subgraphs
-from penstock.core import capability
+from penstock.core import Closeable, capability
 from penstock.core.checkpoints import Progress, cancelled_by, report_progress, reporting
 from penstock.core.errors import (
     DeadlineExceeded,
@@ -98,7 +98,7 @@ def _memory_of(options: CompileOptions) -> SessionMemory | None:
     return SessionMemory(options.memory_bytes)
 
 
-class Session:
+class Session(Closeable):
     """A compiled model; made by ``penstock.compile``.
 
     ``run`` may be called from any number of threads at once, and gives each the answers that it
@@ -738,12 +738,6 @@ class Session:
         self._subgraphs.clear()
         self._executors.save_memory()
         save_recording()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[object, ...]:
         """Sessions are pickled as the path of their model, or else as ``save`` writes them, with

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.core import Closeable
 from penstock.core.checkpoints import LOOK_S, THREAD, WAKE_S, checkpoint
 from penstock.core.types import RunValue
 from penstock.executors.control import CancelToken, Control
@@ -71,7 +72,7 @@ class Channel:
         self._tell()
 
 
-class ValueStream:
+class ValueStream(Closeable):
     """The values of a run by name, in the order in which they are computed: an iterator and an
     asynchronous iterator of pairs of a name and a value. Once the run has ended, the iterator ends
     or raises the error of the run. As a context manager it cancels a run that has not ended."""
@@ -150,12 +151,6 @@ class ValueStream:
         finally:
             channel.tell = None
         raise StopAsyncIteration
-
-    def __enter__(self) -> ValueStream:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         self.close()  # without a reader, the run would wait forever

@@ -17,6 +17,7 @@ from weakref import ref
 import numpy as np
 
 from penstock.compiler.options import CompileOptions, make
+from penstock.core import Closeable
 from penstock.core.errors import InvalidInput, RowsStay, check_count
 from penstock.core.limits import parse_bytes
 from penstock.core.records import NamedTuple
@@ -55,7 +56,7 @@ class StepperStats(NamedTuple):
     pages: tuple[int, int, int]
 
 
-class StepSequence:
+class StepSequence(Closeable):
     """The rows of one request, whose state is kept between steps. ``Stepper.sequence`` creates it.
 
     Its steps are computed together with those of other sequences. Only one thread or task may step
@@ -237,14 +238,8 @@ class StepSequence:
         """Release the state. A call that waits for rows raises an error."""
         self._stepper._engine.close(self._state)
 
-    def __enter__(self) -> StepSequence:
-        return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-class Stepper:
+class Stepper(Closeable):
     """Runs a model whose outputs are fed back to it for many sequences at once (continuous
     batching).
 
@@ -395,12 +390,6 @@ class Stepper:
         for sequence in sequences:
             engine.close(sequence)
         engine.wake_all()
-
-    def __enter__(self) -> Stepper:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _checked(self, rows: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
         """Return rows as arrays of the inputs' types. Raises ``InvalidInput``."""

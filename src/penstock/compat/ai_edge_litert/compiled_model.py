@@ -13,6 +13,7 @@ from penstock.compat.ai_edge_litert.interpreter import Interpreter
 from penstock.compat.ai_edge_litert.options import CpuOptions, Options, without_effect
 from penstock.compat.ai_edge_litert.tensor_buffer import TensorBuffer
 from penstock.compat.ai_edge_litert.tensors import Details
+from penstock.core import Closeable
 from penstock.core.errors import PenstockError, warn
 from penstock.core.types import TensorType, dtype_name
 
@@ -88,7 +89,7 @@ def _details(name: str, tensor: Details) -> Details:
     }
 
 
-class CompiledModel:
+class CompiledModel(Closeable):
     """A model of a TFLite file, with buffers that the caller makes, fills and reads.
 
     Args:
@@ -146,12 +147,6 @@ class CompiledModel:
         except ValueError as error:
             raise RuntimeError(f"Failed to load model: {error}") from error
         return cls(interpreter, environment or Environment(EnvironmentOptions()))
-
-    def __enter__(self) -> CompiledModel:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the sessions."""

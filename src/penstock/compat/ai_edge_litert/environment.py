@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.core import Closeable
 from penstock.core.errors import warn
 from penstock.core.records import dataclass
 
@@ -15,7 +16,7 @@ class EnvironmentOptions:
     dispatch_library_path: str = ""
 
 
-class Environment:
+class Environment(Closeable):
     """Nothing is shared: models need none.
 
     Args:
@@ -37,12 +38,6 @@ class Environment:
         if chosen.compiler_plugin_path or chosen.dispatch_library_path:
             warn("plugins of LiteRT have no effect on Penstock: its kernels are its own")
         return cls(chosen)
-
-    def __enter__(self) -> Environment:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Nothing to close."""
