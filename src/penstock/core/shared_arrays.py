@@ -49,7 +49,9 @@ def let_pages_go(array: np.ndarray) -> None:
     mapping = mapping_of(array)
     if mapping is None or not array.flags.c_contiguous or not hasattr(mmap, "MADV_DONTNEED"):
         return
-    begin = _address(array) - _address(np.frombuffer(mapping, np.uint8))
+    arrays = array, np.frombuffer(mapping, np.uint8)
+    address, start = [x.__array_interface__["data"][0] for x in arrays]
+    begin = address - start
     # Only whole pages: the others contain parts of other arrays.
     first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (begin + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -64,12 +66,6 @@ def mapping_of(array: np.ndarray) -> mmap.mmap | None:
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
     # Anonymous memory may be written.
     return owner if isinstance(owner, mmap.mmap) and memoryview(owner).readonly else None
-
-
-def _address(array: np.ndarray) -> int:
-    start = array.__array_interface__["data"][0]
-    assert isinstance(start, int)
-    return start
 
 
 def _equal(known: np.ndarray, array: np.ndarray) -> bool:

@@ -96,6 +96,12 @@ class Value:
         return self.type.shape if isinstance(self.type, TensorType) else None
 
     @property
+    def dims(self) -> tuple[int, ...]:
+        """The shape of a static tensor."""
+        assert isinstance(self.type, TensorType)
+        return self.type.dims
+
+    @property
     def rank(self) -> int | None:
         shape = self.type.shape if isinstance(self.type, TensorType) else None
         return None if shape is None else len(shape)

@@ -20,7 +20,7 @@ from penstock.compiler.subgraphs import Request
 from penstock.core.checkpoints import cancelled_by
 from penstock.core.errors import InvalidInput, suggest
 from penstock.core.records import NamedTuple
-from penstock.core.types import RunValue, RunValues, TensorType, Type, dtype_name
+from penstock.core.types import RunValue, RunValues, TensorType, Type, dtype_name, is_static
 from penstock.executors.base import Done, Executor
 from penstock.executors.control import Control, begin_run, end_run
 from penstock.executors.linear import LinearExecutor
@@ -292,7 +292,7 @@ class GivenOutputs:
                 [
                     i
                     for i in numbers
-                    if _is_known(table.slots[table.outputs[i]].type)
+                    if is_static(table.slots[table.outputs[i]].type)
                     and self._can_be_written(out[names[i]], names[i], values)
                 ]
             )
@@ -331,10 +331,6 @@ class GivenOutputs:
                 np.copyto(array, value)
                 by_name[name] = array
         return by_name
-
-
-def _is_known(type_: Type) -> bool:
-    return isinstance(type_, TensorType) and type_.dtype is not None and type_.static
 
 
 def _check(name: str, array: np.ndarray, type_: Type) -> None:

@@ -74,8 +74,7 @@ class CellMatcher:
 
     def __init__(self, rows: LoopRows, state: Value) -> None:
         self.rows, self.state = rows, state
-        assert isinstance(state.type, TensorType)
-        self.batch, self.units = state.type.dims
+        self.batch, self.units = state.dims
 
     def cells(self, node: Node) -> Iterator[tuple[CellGates, Value | None, Value | None]]:
         """Yield the gates of the cells whose next state ``node`` computes; for an LSTM, also its

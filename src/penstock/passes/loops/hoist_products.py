@@ -187,7 +187,7 @@ class _Hoister:
         source = node.inputs[0]
         if source is None or source in self.own or node.control_inputs or not _is_real(source):
             return None
-        dims = _dims(source)
+        dims = source.dims
         if len(dims) < 2:
             return None
         axis = normalize_axis(node.attrs.get("axis", 0), len(dims))
@@ -207,7 +207,7 @@ class _Hoister:
         source = self.loop.inputs[place] if place >= layout.states else None
         if source is None or not _is_real(source) or not _is_real(x):
             return None
-        dims, scan = _dims(source), place - layout.states
+        dims, scan = source.dims, place - layout.states
         axis = normalize_axis(layout.input_axes[scan], len(dims))
         if len(dims) < 2 or axis == len(dims) - 1 or dims[axis] < _FEWEST_SLICES:
             return None
@@ -278,13 +278,13 @@ class _Hoister:
 
     def _has_room(self, product: _Product, slice_: _Slice) -> bool:
         """Whether the products of all slices take at most ``MOST_BYTES``."""
-        dims, weights = _dims(slice_.source), product.weights
+        dims, weights = slice_.source.dims, product.weights
         return math.prod(dims[:-1]) * weights.shape[1] * weights.itemsize <= MOST_BYTES
 
     def _hoist(self, product: _Product, slice_: _Slice, y: Value, beside: Node) -> None:
         """Multiply all slices before the loop, and let ``y`` be a slice of the product."""
         source = slice_.source
-        dims = (*_dims(source)[:-1], product.weights.shape[1])
+        dims = (*source.dims[:-1], product.weights.shape[1])
         every = self._value(y, "every", TensorType(source.dtype, dims))
         self._emit(product, source, every, beside, self.before)
         self._take(slice_, every, y)
@@ -308,8 +308,8 @@ class _Hoister:
 
     def _view_product(self, product: _Product, before: Value, y: Value, beside: Node) -> None:
         """Compute ``y`` as a reshape of the product of ``before``."""
-        dims = _dims(y)
-        result = self._value(y, "viewed", TensorType(y.dtype, (*_dims(before)[:-1], dims[-1])))
+        dims = y.dims
+        result = self._value(y, "viewed", TensorType(y.dtype, (*before.dims[:-1], dims[-1])))
         self._compute(replace(product, x=before), result, beside)
         shape = _constant(np.array(dims, np.int64), y, "dims")
         self.nodes.append(beside.derived([result, shape], [y], {}, op=standard("Reshape")))
@@ -320,7 +320,7 @@ class _Hoister:
         """Compute ``y`` as the sum of the products of a Concat's parts and rows of the weights."""
         begin, bias, total = 0, product.bias, None
         for number, part in enumerate(parts):
-            end = begin + _dims(part)[-1]
+            end = begin + part.dims[-1]
             result = self._value(y, f"part{number}", y.type)
             # The bias is added once, to the product of the first part.
             self._compute(_Product(part, product.weights[begin:end], bias), result, beside)
@@ -362,14 +362,9 @@ def _product_of(node: Node) -> _Product | None:
         alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
         if alpha != 1 or (bias is not None and (beta != 1 or bias.size != bias.shape[-1:][0])):
             return None
-    if _dims(x)[-1:] != weights.shape[:1]:
+    if x.dims[-1:] != weights.shape[:1]:
         return None
     return _Product(x, weights, None if bias is None else bias.reshape(-1), other)
-
-
-def _dims(value: Value) -> tuple[int, ...]:
-    assert isinstance(value.type, TensorType)
-    return value.type.dims
 
 
 def _constant(array: np.ndarray, beside: Value, name: str) -> Value:

@@ -156,8 +156,7 @@ class _CarriedCell:
         entering, leaving = loop_carried(loop)
         self.inside, self.updated = self.body.inputs[entering], self.body.outputs[leaving]
         self.initial, self.finals = loop.inputs[entering], loop.outputs
-        assert isinstance(state.type, TensorType)
-        self.batch, self.units = state.type.dims
+        self.batch, self.units = state.dims
 
     # Recognition.
 

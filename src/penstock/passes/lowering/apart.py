@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock.core.errors import RowsStay
 from penstock.core.records import NamedTuple
-from penstock.core.types import TensorType
+from penstock.core.types import is_static
 from penstock.ir.graph import Graph, Node, Value, all_reads
 from penstock.ops.common.shape_rules import normalize_axes
 from penstock.passes.context import Pass, PassContext, Property
@@ -102,7 +102,7 @@ def _of_inputs(packing: RowPacking) -> dict[Value, _Known]:
     known: dict[Value, _Known] = {}
     for value in packing.graph.inputs:
         dims = value.shape or ()
-        if dims[:2] != (packing.batch, packing.rows) or not _is_static(value):
+        if dims[:2] != (packing.batch, packing.rows) or not is_static(value.type):
             raise RowsStay(f"the first dims of input {value.name!r} are not samples and rows")
         rest = [features(n) for n in static_dims(value)[2:]]
         known[value] = _Known((packing.samples, packing.row, *rest), _zero(value))
@@ -121,10 +121,6 @@ def _seeds(packing: RowPacking) -> dict[Value, Axes]:
 
 def _is_guard(value: Value, packing: RowPacking) -> bool:
     return any(value is guard for guard, _ in packing.guards)
-
-
-def _is_static(value: Value) -> bool:
-    return isinstance(value.type, TensorType) and value.type.static
 
 
 def _zero(value: Value) -> np.ndarray | None:

@@ -281,9 +281,8 @@ class _Opening:
         outputs = [*graph.outputs]
         self._read_some()
         for value in self.inputs:
-            assert isinstance(value.type, TensorType)
-            assert value.type.shape is not None
-            value.type = TensorType(value.type.dtype, (1, "rows", *value.type.shape[2:]))
+            assert value.shape is not None
+            value.type = TensorType(value.dtype, (1, "rows", *value.shape[2:]))
         return [place_of_rows(self.axes[output]) for output in outputs]
 
     def _opened(self, node: Node) -> Node:

@@ -66,8 +66,7 @@ class _Lifting:
         # Keep both forms: other nodes may read the rank-3 one. Unread nodes are pruned later.
         others: list[Node] = []
         inputs = [self._of_four(v, node, lead, others) for v in node.inputs if v is not None]
-        assert isinstance(y.type, TensorType)
-        whole = TensorType(y.type.dtype, (*lead, *dims[1:]))
+        whole = TensorType(y.dtype, (*lead, *dims[1:]))
         self.lifted[y] = result = Value(f"{y.name}{LIFTED}", whole)
         return [node, *others, node.derived(inputs, [result], attrs)]
 
@@ -93,9 +92,8 @@ class _Lifting:
         appended to ``nodes``."""
         dims = _dims(value)
         if value not in self.lifted and len(dims) == 3:
-            assert isinstance(value.type, TensorType)
             own = (1, *dims) if dims[0] == 1 or lead[0] == 1 else (*lead, *dims[1:])
-            result = Value(f"{value.name}{LIFTED}", TensorType(value.type.dtype, own))
+            result = Value(f"{value.name}{LIFTED}", TensorType(value.dtype, own))
             name, spelled = ("Unsqueeze", [0]) if own[1:] == dims else ("Reshape", own)
             other = Value("axes", const=np.array(spelled))
             nodes.append(beside.derived([value, other], [result], {}, op=standard(name)))

@@ -139,7 +139,7 @@ class _AttentionNodes(Expansion):
         assert value is not None
         if value.rank == 4:
             return value
-        batch, positions, features = _dims(value)
+        batch, positions, features = value.dims
         value = self.reshaped(value, (batch, positions, heads, features // heads))
         return self.transposed(value, (0, 2, 1, 3))
 
@@ -206,7 +206,7 @@ class _AttentionNodes(Expansion):
         q, k, v = self._share_keys(q, k, v, mask)
         scores = self._capped(self.add("MatMul", [q, self._as_columns(k)]))
         # Queries of heads that share keys are rows of one product: the mask is the same.
-        rows = _dims(q)[2] // heads.queries
+        rows = q.dims[2] // heads.queries
         bias = None if hidden is None else self._infinite(np.tile(hidden, (rows, 1)))
         if bias is not None and mask is not None:
             key = "sum", mask, bias
@@ -247,7 +247,7 @@ class _AttentionNodes(Expansion):
         return q, self._repeated(k), self._repeated(v)
 
     def _repeated(self, value: Value) -> Value:
-        batch, kv_heads, positions, size = _dims(value)
+        batch, kv_heads, positions, size = value.dims
         group = self.heads.group
         value = self.reshaped(value, (batch, kv_heads, 1, positions, size))
         dims = (batch, kv_heads, group, positions, size)
@@ -262,8 +262,3 @@ class _AttentionNodes(Expansion):
             scores = self.add("Mul", [scores, self.constant(np.float32(factor / cap))])
             scores, factor = self.add("Tanh", [scores]), cap
         return self.add("Mul", [scores, self.constant(np.float32(factor))])
-
-
-def _dims(value: Value) -> tuple[int, ...]:
-    assert isinstance(value.type, TensorType)
-    return value.type.dims

@@ -146,18 +146,17 @@ def sample_graph(graph: Graph, roles: Roles, rows: int, past: int, source: int =
     copy = clone(graph)
     inputs = [*copy.inputs]
     for value in inputs:
-        assert isinstance(value.type, TensorType)
-        assert value.type.shape is not None
+        assert value.shape is not None
         if value.name in roles.masks:
-            value.set_constant(np.ones((1, past + rows), value.type.dtype))
+            value.set_constant(np.ones((1, past + rows), value.dtype))
             copy.inputs.remove(value)
             continue
         fixed = value.name in roles.fixed
         middle = past if value.name in roles.caches else source if fixed else rows
-        sizes = [middle if not isinstance(n, int) else n for n in value.type.shape]
+        sizes = [middle if not isinstance(n, int) else n for n in value.shape]
         if len(sizes) > 1:
             sizes[0] = 1
-        value.type = TensorType(value.type.dtype, tuple(sizes))
+        value.type = TensorType(value.dtype, tuple(sizes))
     return copy
 
 
@@ -240,9 +239,8 @@ class Probes:
         copy = sample_graph(self._graph, self._roles, rows, past, source)
         for value in [v for v in copy.inputs if v.name in self._roles.fixed and is_mask(v)]:
             copy.inputs.remove(value)
-            assert isinstance(value.type, TensorType)
-            present = _present(value.type.dims[1])
-            value.set_constant(present.astype(value.type.dtype)[None])
+            present = _present(value.dims[1])
+            value.set_constant(present.astype(value.dtype)[None])
         for value in [v for v in copy.inputs if v.name in self._roles.positions]:
             copy.inputs.remove(value)
             positions = np.arange(past, past + rows, dtype=value.dtype)
