@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.cli.base import CompileArguments, show_table
 from penstock.cli.generators import refuse_given
-from penstock.core.errors import InvalidInput, PenstockError
+from penstock.core.errors import InvalidInput
 from penstock.core.records import dataclass
 from penstock.core.types import JsonObject
 from penstock.frontends.load import load
@@ -89,11 +89,9 @@ def show_text_bench(result: JsonObject) -> None:
 
 
 def _generator_of(model: Model, path: str, options: CompileArguments) -> Generator:
-    try:
-        from penstock.generation.generator import Generator
-        from penstock.generation.sources import numbers_tokenizer, tokenizer_of
-    except ImportError as error:
-        raise PenstockError(f"texts need penstock-runtime[generate]: {error}") from error
+    from penstock.generation.generator import Generator
+    from penstock.generation.sources import numbers_tokenizer, tokenizer_of
+
     try:
         tokenizer = tokenizer_of(None, path, model.metadata)
     except InvalidInput:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.base import CompileArguments, Decorator
-from penstock.core.errors import PenstockError
 from penstock.core.records import dataclass
 
 if TYPE_CHECKING:
@@ -39,10 +38,8 @@ class GeneratorOptions:
 
     def read(self, path: str | Path, options: CompileArguments) -> Generator:
         """The generator of the model at a path, compiled with some options."""
-        try:
-            from penstock.generation.generator import Generator
-        except ImportError as error:
-            raise PenstockError(f"texts need penstock-runtime[generate]: {error}") from error
+        from penstock.generation.generator import Generator
+
         return Generator(path, self.tokenizer, draft=self.draft, **{**self.steps, **options})
 
 
