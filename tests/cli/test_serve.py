@@ -192,7 +192,7 @@ def test_serve_refuses_what_it_cannot_serve(model, tmp_path, monkeypatch):
     assert absent.exit_code == 1
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     extra = runner.invoke(main, ["serve", str(model)])
-    assert (extra.exit_code, "needs penstock-runtime[serve]" in extra.output) == (1, True)
+    assert (extra.exit_code, "penstock-runtime[serve]" in extra.output) == (1, True)
 
 
 def test_served_models_quantize_themselves(model, made, monkeypatch):

@@ -16,7 +16,7 @@ from penstock.cli.base import CompileArguments, command, count_option, read_mode
 from penstock.cli.generators import DRAFT, TOKENIZER, GeneratorOptions, refuse_given
 from penstock.cli.options import compile_options, gathered, pairs
 from penstock.cli.shapes import names_in_model, read_shapes, shape_option
-from penstock.core.errors import InvalidInput, PenstockError
+from penstock.core.errors import InvalidInput, PenstockError, extra_needed
 from penstock.core.records import dataclass
 from penstock.core.types import JsonObject, TensorType, Type
 from penstock.frontends.load import load
@@ -459,15 +459,13 @@ def serve(
     MODEL/2/FILE and so on. Its name is that of the file, without its ending, or NAME. SIGTERM ends
     the server once it has answered the requests that it has. Needs penstock-runtime[serve].
     """
-    try:
+    with extra_needed("serving needs Starlette and uvicorn", "serve"):
         import uvicorn
 
         from penstock.serving.access_log import logging_to
         from penstock.serving.app import Server
         from penstock.serving.connection import connections
         from penstock.serving.listener import Listener
-    except ImportError as error:
-        raise PenstockError(f"serving needs penstock-runtime[serve]: {error}") from error
     steps.check(models)
     plans.check(pool.cluster, models or steps.embed)
     protocol = [*models, *steps.embed, *steps.share_loops, *steps.stateful]

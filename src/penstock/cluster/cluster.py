@@ -24,6 +24,7 @@ from penstock.core.errors import (
     PenstockError,
     WorkerLost,
     check_count,
+    extra_needed,
     wrong_type,
 )
 from penstock.core.records import dataclass, field, replace
@@ -172,13 +173,9 @@ class Cluster(Closeable):
             if self._members is not None:
                 return
             # Ray is an extra, imported when a cluster starts (decision 58).
-            try:
+            with extra_needed("a cluster needs Ray", "ray"):
                 from penstock.cluster.members import MemberEvents, Members, start_ray
                 from penstock.cluster.runs import Runs
-            except ImportError as error:
-                raise PenstockError(
-                    f"a cluster needs Ray ({error}): pip install penstock-runtime[ray]"
-                ) from error
             start_ray(self._address, self.workers * self.threads)
             # Runs and members refer to each other: answers may arrive as soon as there are members.
             runs = Runs()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from numbers import Integral
 
@@ -114,6 +115,17 @@ def _is_own(module: str | None) -> bool:
 
 class PenstockError(Exception):
     """Base class of all errors that Penstock raises deliberately."""
+
+
+@contextmanager
+def extra_needed(purpose: str, extra: str) -> Iterator[None]:
+    """Replace an ``ImportError`` by an error that names the extra to install for ``purpose``."""
+    try:
+        yield
+    except ImportError as error:
+        raise PenstockError(
+            f"{purpose} ({error}): pip install 'penstock-runtime[{extra}]'"
+        ) from error
 
 
 class InvalidModel(PenstockError):  # noqa: N818 - the public names are fixed by the design

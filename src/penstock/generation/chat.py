@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from penstock.core.errors import InvalidInput, InvalidModel, shortened
-from penstock.generation.packages import extra_needed
+from penstock.core.errors import InvalidInput, InvalidModel, extra_needed, shortened
 
 if TYPE_CHECKING:
     from penstock.generation.tokenizer import TextTokenizer
@@ -28,7 +27,7 @@ class ChatTemplate:
     """
 
     def __init__(self, text: str, **variables: str) -> None:
-        with extra_needed("a chat template needs Jinja2"):
+        with extra_needed("a chat template needs Jinja2", "generate"):
             from jinja2 import TemplateSyntaxError
 
             from penstock.generation.chat_sandbox import chat_environment

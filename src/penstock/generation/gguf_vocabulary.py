@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.core.errors import InvalidModel, quoted
-from penstock.generation.packages import extra_needed
+from penstock.core.errors import InvalidModel, extra_needed, quoted
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -91,7 +90,7 @@ def gguf_tokenizer(metadata: Mapping[str, object]) -> Tokenizer:
             f"{_PREFIX}model is {kind!r}: tokenizers of the kinds gpt2 and llama are known; give "
             "the tokenizer.json of the model"
         )
-    with extra_needed("a tokenizer needs tokenizers"):
+    with extra_needed("a tokenizer needs tokenizers", "generate"):
         from tokenizers import AddedToken
     types = _numbers(metadata, "token_type", len(tokens), 1)
     for types_, special in (((_CONTROL, _UNKNOWN), True), ((_USER_DEFINED,), False)):
@@ -132,7 +131,7 @@ def gguf_end_id(metadata: Mapping[str, object]) -> int | None:
 
 
 def _byte_pairs(metadata: Mapping[str, object], tokens: Sequence[str]) -> Tokenizer:
-    with extra_needed("a tokenizer needs tokenizers"):
+    with extra_needed("a tokenizer needs tokenizers", "generate"):
         from tokenizers import Tokenizer, decoders, models
     division = metadata.get(f"{_PREFIX}pre", "default")
     pairs = [tuple(text.split(" ", 1)) for text in _texts(metadata, "merges")]
@@ -162,7 +161,7 @@ def _division(name: object) -> PreTokenizer:
 
 
 def _scored_pairs(metadata: Mapping[str, object], tokens: Sequence[str]) -> Tokenizer:
-    with extra_needed("a tokenizer needs tokenizers"):
+    with extra_needed("a tokenizer needs tokenizers", "generate"):
         from tokenizers import Tokenizer, decoders, models, normalizers
     scores = _numbers(metadata, "scores", len(tokens), 0.0)
     vocabulary = {text: i for i, text in enumerate(tokens)}

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.core.errors import MAX_SENTENCE, InvalidInput, RunError, shortened
+from penstock.core.errors import MAX_SENTENCE, InvalidInput, RunError, extra_needed, shortened
 from penstock.generation.options import CONSTRAINTS
-from penstock.generation.packages import extra_needed
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -32,7 +31,7 @@ class GrammarVocabulary:
     """
 
     def __init__(self, tokenizer: TextTokenizer, size: int | None = None) -> None:
-        with extra_needed("a grammar needs llguidance"):
+        with extra_needed("a grammar needs llguidance", "generate"):
             from llguidance import LLTokenizer
         count = max(tokenizer.size, size or 0)
         ends = [*tokenizer.end_ids] or None

@@ -8,10 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.core.errors import InvalidInput
+from penstock.core.errors import InvalidInput, extra_needed
 from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType
-from penstock.generation.packages import extra_needed
 from penstock.generation.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def folders_of(place: str | Path | None) -> list[Path]:
 
 def numbers_tokenizer() -> TextTokenizer:
     """Return a tokenizer for a model without one: prompts are tokens, and texts are not used."""
-    with extra_needed("a tokenizer needs tokenizers"):
+    with extra_needed("a tokenizer needs tokenizers", "generate"):
         from tokenizers import Tokenizer, models
     return TextTokenizer(Tokenizer(models.WordLevel({"0": 0}, unk_token="0")))
 

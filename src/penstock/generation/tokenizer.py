@@ -17,8 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.core.errors import InvalidInput, InvalidModel, wrong_type
-from penstock.generation.packages import extra_needed
+from penstock.core.errors import InvalidInput, InvalidModel, extra_needed, wrong_type
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -191,7 +190,7 @@ def _bytes_by_letter() -> dict[str, int]:
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
-    with extra_needed("a tokenizer needs tokenizers"):
+    with extra_needed("a tokenizer needs tokenizers", "generate"):
         from tokenizers import Tokenizer
     text = _read_text(path)
     try:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.core.checkpoints import checkpoint
-from penstock.core.errors import PenstockError
+from penstock.core.errors import extra_needed
 from penstock.core.types import INT64, STRING, Dim, RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
@@ -333,12 +333,8 @@ def _infer_decoder(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
 @operator("ImageDecoder", infer=_infer_decoder)
 def image_decoder(node: Node, types: Types) -> Kernel:
     """Bytes that cannot be decoded yield an empty image, as the specification says."""
-    try:
+    with extra_needed("ImageDecoder needs Pillow", "image"):
         from PIL import Image
-    except ImportError as error:
-        raise PenstockError(
-            "ImageDecoder needs Pillow: pip install 'penstock-runtime[image]'"
-        ) from error
     form = rules.choice(node.attrs, "pixel_format", "RGB", _CHANNELS)
     channels = _CHANNELS[form]
 
