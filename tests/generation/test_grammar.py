@@ -49,7 +49,7 @@ def written(
         token = sampler.choose(logits, tokens, len(tokens), grammar.mask()).token
         grammar.accept(token)
         if token in byte_tokenizer().end_ids:
-            assert grammar.is_complete
+            assert grammar.is_finished
             break
         tokens.append(token)
     return byte_tokenizer().decode(tokens)
@@ -94,16 +94,16 @@ def test_mask_has_words_for_all_logits(vocabulary: GrammarVocabulary) -> None:
     assert (mask.shape, mask.dtype) == ((SIZE // 32,), np.dtype(np.uint32))
 
 
-def test_grammar_is_complete_where_text_may_end(vocabulary: GrammarVocabulary) -> None:
+def test_end_token_is_allowed_where_text_may_end(vocabulary: GrammarVocabulary) -> None:
     (a,), (b,) = byte_tokenizer().encode("a"), byte_tokenizer().encode("b")
     grammar = TokenGrammar(vocabulary, "regex", "ab?")
-    assert (grammar.is_complete, allowed(grammar) & {1, a, b}) == (False, {a})
+    assert allowed(grammar) & {1, a, b} == {a}
     grammar.accept(a)
-    assert (grammar.is_complete, grammar.is_finished, allowed(grammar)) == (True, False, {1, b})
+    assert (grammar.is_finished, allowed(grammar)) == (False, {1, b})
     grammar.accept(b)
-    assert (grammar.is_complete, grammar.is_finished, allowed(grammar)) == (True, True, {1})
+    assert (grammar.is_finished, allowed(grammar)) == (True, {1})
     grammar.accept(1)
-    assert grammar.is_complete
+    assert grammar.is_finished
 
 
 def test_tokens_taken_back_may_follow_again(vocabulary: GrammarVocabulary) -> None:
@@ -127,7 +127,7 @@ def test_token_that_may_not_follow_raises(vocabulary: GrammarVocabulary) -> None
     with pytest.raises(InvalidInput, match="doesn't satisfy the grammar") as error:
         grammar.accept(byte_tokenizer().encode("b")[0])
     assert "<state>" not in str(error.value)
-    assert not grammar.is_complete
+    assert not grammar.is_finished
 
 
 @pytest.mark.parametrize(
@@ -178,5 +178,9 @@ def test_grammars_of_one_text_are_compiled_once(
 
 
 def test_vocabulary_of_tokenizer_without_ends_has_one() -> None:
-    grammar = TokenGrammar(GrammarVocabulary(TextTokenizer(trained_tokenizer())), "regex", "a?")
-    assert grammar.is_complete
+    tokenizer = TextTokenizer(trained_tokenizer())
+    (a,) = tokenizer.encode("a")
+    grammar = TokenGrammar(GrammarVocabulary(tokenizer), "regex", "a?")
+    (end,) = allowed(grammar) - {a}
+    grammar.accept(end)
+    assert grammar.is_finished

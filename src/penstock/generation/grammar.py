@@ -128,11 +128,6 @@ class TokenGrammar:
             raise InvalidInput(f"{count} tokens cannot be taken back: {_message(self._matcher)}")
 
     @property
-    def is_complete(self) -> bool:
-        """Whether the text may end here."""
-        return self._matcher.is_accepting() or self.is_finished
-
-    @property
     def is_finished(self) -> bool:
         """Whether only a token that ends the text may follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
