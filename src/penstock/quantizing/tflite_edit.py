@@ -101,7 +101,7 @@ class TfliteEdit:
         """The index of an operator name and version in the operator codes of the file."""
         index = fields.get("opcode_index")
         if index is None:
-            number = _numbers()[name]
+            number = next(i for i, own in schema().operators.items() if own == name)
             wanted = {"deprecated_builtin_code": min(number, _MOST_BYTE), "builtin_code": number}
         else:
             wanted = self.opcodes[index]
@@ -334,10 +334,6 @@ class TfliteEdit:
 
 _TENSOR_FIELDS = ("inputs", "outputs", "intermediates")
 """the fields of operators that contain tensor indices"""
-
-
-def _numbers() -> dict[str, int]:
-    return {name: number for number, name in schema().operators.items()}
 
 
 def _by_channel(scales: np.ndarray, axis: int) -> Fields:

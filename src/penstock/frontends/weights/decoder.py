@@ -158,11 +158,8 @@ def _attention(
     if config.windows[layer]:
         settings["left_window_size"] = config.windows[layer] - 1  # keys before that of the query
     y, *present = b.several("Attention", [q, k, v, None, *past], 3, settings)
-    return b.linear(y, f"blk.{layer}.attn_output", _width(config), config.width), present
-
-
-def _width(config: DecoderConfiguration) -> int:
-    return config.heads * config.head_size
+    width = config.heads * config.head_size
+    return b.linear(y, f"blk.{layer}.attn_output", width, config.width), present
 
 
 def _queries_keys_values(
