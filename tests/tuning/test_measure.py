@@ -211,7 +211,7 @@ class Undecided(LinearExecutor):
 @pytest.mark.parametrize(("trials", "most", "ran"), [(0, 9, 4), (7, 9, 11), (7, 2, 6)])
 def test_runs_by_which_the_number_of_threads_is_chosen_are_not_timed(trials, most, ran):
     executor = Undecided(trials)
-    assert len(trial._seconds(executor, [], 4, most)) == 4
+    assert len(trial.run_seconds(executor, [], 4, most)) == 4
     assert executor.ran == ran
 
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 from penstock.cluster.parts import RemotePart
@@ -17,10 +16,11 @@ from penstock.core.errors import Cancelled, Unsupported, WorkerLost
 from penstock.core.records import dataclass
 from penstock.core.types import RunValue, RunValues
 from penstock.executors.base import Done, Executor
-from penstock.executors.control import NEVER, Control, compile_run
+from penstock.executors.control import NEVER, Control
 from penstock.host.threads import pool
 from penstock.observers.profile import Profile, StepRow
 from penstock.plan.plan import StepTable
+from penstock.tuning.trial import run_seconds
 
 # Estimated bytes of a part in this process.
 _PART_BYTES = 1000
@@ -87,23 +87,13 @@ class ClusterExecutor:
         """Return a profile of ``runs`` runs: the times of the steps of all workers."""
         from penstock.cluster.profile import ClusterProfile
 
-        self._seconds(inputs, 1)  # warm up
-        alone = self._seconds(inputs, runs)
+        run_seconds(self, inputs, 1)  # warm up
+        alone = run_seconds(self, inputs, runs)
         with self._observe():
-            self._seconds(inputs, 1)
+            run_seconds(self, inputs, 1)
         with self._observe() as rows:
-            observed = self._seconds(inputs, runs)
+            observed = run_seconds(self, inputs, runs)
         return ClusterProfile(rows, runs, sum(observed), alone)
-
-    def _seconds(self, inputs: RunValues, runs: int) -> list[float]:
-        """Return the seconds of each of ``runs`` runs."""
-        seconds = []
-        for _ in range(runs):
-            with compile_run() as control:
-                begin = perf_counter()
-                self.run(inputs, control)
-                seconds.append(perf_counter() - begin)
-        return seconds
 
     def trim(self) -> None:
         """Do nothing: this process has no arenas of the graph."""

@@ -82,7 +82,7 @@ def profile_in_turn(observed: Executor, executor: Executor, values: Inputs, runs
         report_progress("measure the plan", turn, turns)
         count = (runs + turn) // turns
         # Each turn after one run to warm up: the other executor has an arena of its own.
-        alone += _seconds(executor, values, 1 + count, runs)[1:]
+        alone += run_seconds(executor, values, 1 + count, runs)[1:]
         for i in range(1 + count):
             profile = Profile()
             observed_run(observed, values, profile if i else None)
@@ -93,7 +93,7 @@ def profile_in_turn(observed: Executor, executor: Executor, values: Inputs, runs
     return whole
 
 
-def _seconds(executor: Executor, values: Inputs, runs: int, trials: int) -> list[float]:
+def run_seconds(executor: Executor, values: Inputs, runs: int, trials: int = 0) -> list[float]:
     """The seconds of each of ``runs`` runs, without up to ``trials`` others by which the executor
     chooses the number of its threads."""
     taken: list[float] = []
