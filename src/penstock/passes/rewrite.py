@@ -4,7 +4,7 @@ matching, and a builder of the nodes that replace a node."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from penstock.analysis.type_inference import node_types
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import TensorType
-from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.graph import Graph, Node, Value, all_reads
 from penstock.ir.op import Op
 from penstock.ops.registry import standard
 
@@ -151,6 +151,19 @@ def dims_and_dtype(value: Value) -> tuple[tuple[int, ...], np.dtype]:
     """Return the dims and dtype of a value, which must be known."""
     assert isinstance(value.type, TensorType) and value.type.dtype is not None
     return value.type.dims, value.type.dtype
+
+
+def nodes_before(values: Iterable[Value], controls: bool = False) -> set[Node]:
+    """Return the nodes that compute ``values``; with ``controls``, also those they wait for."""
+    nodes: set[Node] = set()
+    stack = [value.producer for value in values]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in nodes:
+            nodes.add(node)
+            stack += [value.producer for value in all_reads(node)]
+            stack += node.control_inputs if controls else ()
+    return nodes
 
 
 class Substitution:

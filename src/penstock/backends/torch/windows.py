@@ -13,7 +13,6 @@ from torch import Tensor
 
 from penstock.backends.torch.elementwise import writing
 from penstock.backends.torch.site import TorchSite
-from penstock.core.types import RunValue
 from penstock.ir.kernel import Kernel
 from penstock.ops.common.windows import behind, kernel_shape, parse_axes, windows
 
@@ -128,18 +127,6 @@ def transposed_convolution(site: TorchSite) -> Kernel | None:
 # Pooling over windows: MaxPool, AveragePool and the global ones.
 
 
-_MAX: Mapping[int, Callable[..., RunValue]] = {
-    1: torch.max_pool1d,
-    2: torch.max_pool2d,
-    3: torch.max_pool3d,
-}
-_AVERAGE: Mapping[int, Callable[..., RunValue]] = {
-    1: torch.nn.functional.avg_pool1d,
-    2: torch.nn.functional.avg_pool2d,
-    3: torch.nn.functional.avg_pool3d,
-}
-
-
 def _padding(site: TorchSite) -> Padding | None:
     """The padding of a pooling's windows; None for images that torch cannot pool."""
     rank = site.rank(0)
@@ -160,7 +147,7 @@ def max_pool(site: TorchSite) -> Kernel | None:
     # Windows that hang over the end begin elsewhere in torch.
     if padding is None or site.output(1) is not None or site.attrs.get("ceil_mode"):
         return None
-    pool = _MAX[len(padding.kernel)]
+    pool = getattr(torch, f"max_pool{len(padding.kernel)}d")
     kernel, strides, dilations = padding.kernel, padding.strides, padding.dilations
     if _fits(padding):
         alike = padding.alike
@@ -173,7 +160,8 @@ def average_pool(site: TorchSite) -> Kernel | None:
     padding = _padding(site)
     if padding is None or site.attrs.get("ceil_mode") or any(d != 1 for d in padding.dilations):
         return None
-    pool, kernel, strides = _AVERAGE[len(padding.kernel)], padding.kernel, padding.strides
+    kernel, strides = padding.kernel, padding.strides
+    pool = getattr(torch.nn.functional, f"avg_pool{len(kernel)}d")
     whole = bool(site.attrs.get("count_include_pad", 0))
     if _fits(padding):
         alike = padding.alike

@@ -17,11 +17,18 @@ from collections.abc import Sequence
 
 from penstock.core.records import NamedTuple
 from penstock.core.types import Dim
-from penstock.ir.graph import Graph, Node, Value, all_reads, sort
+from penstock.ir.graph import Graph, Node, Value, sort
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
-from penstock.passes.rewrite import Expansion, Substitution, number_of, produced_by, replace_nodes
+from penstock.passes.rewrite import (
+    Expansion,
+    Substitution,
+    nodes_before,
+    number_of,
+    produced_by,
+    replace_nodes,
+)
 
 
 class JoinCaches(Pass):
@@ -63,7 +70,7 @@ def _nodes(node: Node, substitution: Substitution) -> Sequence[Node] | None:
     axis = k.perm.index(k.axis)
     if node.attrs["axis"] % present.rank or axis != v.perm.index(v.axis):
         return None
-    if _waits_for({k.concat, v.concat}, [k.new, v.new]):
+    if not nodes_before([k.new, v.new], controls=True).isdisjoint((k.concat, v.concat)):
         return None
     parts = Expansion(node)
     first = parts.constant([0])
@@ -135,17 +142,3 @@ def _past_of(value: Value | None, place: int) -> Value | None:
 
 def _first_dim(value: Value | None) -> Dim:
     return value.shape[0] if value is not None and value.shape else None
-
-
-def _waits_for(goals: set[Node], values: Sequence[Value]) -> bool:
-    """Whether computing ``values`` depends on any of the nodes ``goals``."""
-    seen: set[Node] = set()
-    stack = [value.producer for value in values]
-    while stack:
-        node = stack.pop()
-        if node in goals:
-            return True
-        if node is not None and node not in seen:
-            seen.add(node)
-            stack += [*[x.producer for x in all_reads(node)], *node.control_inputs]
-    return False

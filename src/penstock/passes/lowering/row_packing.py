@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from math import prod
 
 from penstock.core.errors import RowsStay
@@ -30,6 +30,7 @@ from penstock.passes.lowering.row_rules import (
     static_dims,
     without_samples,
 )
+from penstock.passes.rewrite import nodes_before
 
 
 def _may_hide(bias: Value) -> bool:
@@ -136,7 +137,7 @@ class RowPacking:
             if not any(v is not None and _may_hide(v) for v in node.inputs[3:]):
                 raise _stay(node, "has no mask: its rows see all rows")
         read = [node.inputs[:3] for node in self.attention] + [n.inputs for n in self.scores]
-        wanted = self._before([v for inputs in read for v in inputs if v is not None])
+        wanted = nodes_before([v for inputs in read for v in inputs if v is not None])
         whole = {*self.masks}
         while early := self._find_among(wanted, whole):
             whole |= early
@@ -174,7 +175,7 @@ class RowPacking:
         products = late | self._behind(_multiplies)
         # A mask may also be a product of masks; other additive terms are computed from the sources
         # of queries and keys, or from earlier attention.
-        before = self._before([v for n in self.attention for v in n.inputs[:3] if v is not None])
+        before = nodes_before([v for n in self.attention for v in n.inputs[:3] if v is not None])
         shared = self._behind(lambda node: node in before and _multiplies(node))
         self.sums_scores = not (late | shared).isdisjoint(biases)
         if self.sums_scores:  # additive terms depend on rows
@@ -189,7 +190,7 @@ class RowPacking:
                 next(iter([*self.attention, *own])),
                 "has only constant masks, so that a run cannot hide rows",
             )
-        return self._before(self.terms)
+        return nodes_before(self.terms)
 
     def _behind(self, starts: Callable[[Node], bool]) -> set[Value]:
         """Return the values that depend on the outputs of some nodes."""
@@ -310,7 +311,7 @@ class RowPacking:
             for v in node.inputs
         ]
         result, terms = padded_form(node, inputs, self.samples, self.row)
-        if not self._before([term.operand for term in terms]) <= self.masks:
+        if not nodes_before([term.operand for term in terms]) <= self.masks:
             raise Stays("uses a mask that is computed from the rows")
         self.in_place.add(node)
         if terms:
@@ -338,21 +339,9 @@ class RowPacking:
 
     def _reason(self, node: Node) -> RowsStay:
         """Return the reason why attention cannot be packed: that of an earlier node, if any."""
-        before = self._before([v for v in node.inputs[:3] if v is not None])
+        before = nodes_before([v for v in node.inputs[:3] if v is not None])
         first = next((n for n in self.graph.nodes if n in before and n in self._why), node)
         return _stay(first, self._why[first])
-
-    @staticmethod
-    def _before(values: Iterable[Value]) -> set[Node]:
-        """Return the nodes that compute ``values``."""
-        nodes: set[Node] = set()
-        stack = [value.producer for value in values]
-        while stack:
-            node = stack.pop()
-            if node is not None and node not in nodes:
-                nodes.add(node)
-                stack += [value.producer for value in all_reads(node)]
-        return nodes
 
     # Nodes that may read padded rows.
 
