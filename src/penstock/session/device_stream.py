@@ -96,7 +96,8 @@ class DeviceLine:
                 if not launched.done() and not turn.handed_over:
                     launched.exception()  # wait
                 if launched.done():
-                    self._end(launched, future, bring)
+                    if not launched.cancelled():  # with ``future``, which then has ended
+                        _finish(launched, future, bring, self.then)
                     return
             launched.add_done_callback(lambda _: _finish(launched, future, wait_and_bring))
 
@@ -106,21 +107,6 @@ class DeviceLine:
                 future.set_exception(error)
 
         return begin, refuse
-
-    def _end(self, launched: Future[Any], future: Future[Any], bring: Callable[[Any], Any]) -> None:
-        """End ``future`` when the results on the stream are complete."""
-        # It is cancelled together with ``future``, which then has ended.
-        if launched.cancelled():
-            return
-        error = launched.exception()
-        try:
-            if error is None:
-                results = {name: bring(value) for name, value in launched.result().items()}
-                self.then(partial(future.set_result, results))
-                return
-        except Exception as raised:
-            error = raised
-        future.set_exception(error)
 
 
 class _LineTurn(Turn):
@@ -144,11 +130,18 @@ class _LineTurn(Turn):
             self.handed_over = True
 
 
-def _finish(launched: Future[Any], future: Future[Any], bring: Callable[[Any], Any]) -> None:
+def _finish(
+    launched: Future[Any],
+    future: Future[Any],
+    bring: Callable[[Any], Any],
+    then: Callable[[Callable[[], None]], object] = lambda end: end(),
+) -> None:
+    """End ``future`` with the results of ``launched``, once ``then`` calls its argument."""
     error = launched.exception()
     try:
         if error is None:
-            future.set_result({name: bring(x) for name, x in launched.result().items()})
+            results = {name: bring(value) for name, value in launched.result().items()}
+            then(partial(future.set_result, results))
             return
     except Exception as raised:
         error = raised
