@@ -388,8 +388,7 @@ class _Rewriting:
         """The codes of a value over its range in the run; the same for all layers that read it."""
         assert x is not None
         if x not in self.dynamic:
-            shape = x.type.shape if isinstance(x.type, TensorType) else None
-            codes = Value(f"{x.name}/run_codes", TensorType(_UINT8, shape))
+            codes = Value(f"{x.name}/run_codes", TensorType(_UINT8, x.shape))
             scale = Value(f"{x.name}/run_scale", TensorType(FLOAT32, ()))
             zero = Value(f"{x.name}/run_zero", TensorType(_UINT8, ()))
             op = standard("DynamicQuantizeLinear")

@@ -114,8 +114,7 @@ def _spelled_out(node: Node) -> list[Node]:
         return [node]
     x, output = node.inputs[0], node.outputs[0]
     assert x is not None and output is not None
-    shape = x.type.shape if isinstance(x.type, TensorType) else None
-    is_nan = Value(f"{output.name}/is_nan", TensorType(BOOL, shape))
+    is_nan = Value(f"{output.name}/is_nan", TensorType(BOOL, x.shape))
     zero = Value(f"{output.name}/zero", const=np.zeros((), x.dtype or np.float32))
     name = f"{node.name or output.name}/IsNaN"
     return [

@@ -267,7 +267,7 @@ class LoopRows(Expansion):
             rows = self.of(x)
             if rows is None:
                 return None
-            own, _ = dims_and_dtype(x)
+            own = x.dims
             # Broadcasting aligns the last axes: without ones after it, the trips axis would be
             # aligned with another axis.
             aligned = (self.trips, *[1] * (len(dims) - len(own)), *own)

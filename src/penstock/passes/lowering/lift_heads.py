@@ -16,7 +16,7 @@ from math import prod
 
 import numpy as np
 
-from penstock.core.types import TensorType
+from penstock.core.types import TensorType, is_static
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Attrs
 from penstock.ops.onnx.softmax import SINGLE_AXIS
@@ -102,8 +102,7 @@ class _Lifting:
 
 
 def _dims(value: Value) -> tuple[int, ...]:
-    type_ = value.type
-    return type_.dims if isinstance(type_, TensorType) and type_.static else ()
+    return value.dims if is_static(value.type) else ()
 
 
 def _attrs_of_four(node: Node) -> Attrs | None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from penstock.analysis.quantized_weights import is_conversion, producer
-from penstock.core.types import FLOAT32, TensorType
+from penstock.core.types import FLOAT32
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.ops.internal.fused import fused_copies
@@ -92,7 +92,7 @@ class _Moving:
 def _are_inverse(before: Node, after: Node) -> bool:
     """Whether dequantizing and then quantizing leaves codes unchanged."""
     values = [v for node in (before, after) for v in (node.inputs[0], node.outputs[0]) if v]
-    dtypes = [v.type.dtype if isinstance(v.type, TensorType) else None for v in values]
+    dtypes = [v.dtype for v in values]
     if dtypes not in ([INT8, FLOAT32, FLOAT32, INT8], [UINT8, FLOAT32, FLOAT32, UINT8]):
         return False
     parameters = _parameters(before)

@@ -216,10 +216,8 @@ class _Search:
 
 def _dims(value: Value | None) -> tuple[int | None, ...]:
     """Return the dims of a tensor, None for unknown ones; empty for unknown rank."""
-    type_ = None if value is None else value.type
-    if not isinstance(type_, TensorType) or type_.shape is None:
-        return ()
-    return tuple([dim if isinstance(dim, int) else None for dim in type_.shape])
+    shape = None if value is None else value.shape
+    return tuple([dim if isinstance(dim, int) else None for dim in shape or ()])
 
 
 def _is_open(operands: _Operands, scores: _Scores) -> bool:
@@ -227,11 +225,10 @@ def _is_open(operands: _Operands, scores: _Scores) -> bool:
     shapes = operands.shapes()
     if not shapes or len(shapes[0]) != 4 or operands.keys_last or None in shapes[0]:
         return False
-    assert isinstance(operands.q.type, TensorType)
     (batch, heads, rows, size), of_k, of_v = shapes
     assert heads is not None and rows is not None
     groups = of_k[1]
-    if operands.q.type.dtype != FLOAT32 or not groups or heads % groups or scores.softcap:
+    if operands.q.dtype != FLOAT32 or not groups or heads % groups or scores.softcap:
         return False
     if not 0 < rows <= _MOST_QUERIES or of_k != (batch, groups, None, size):
         return False

@@ -7,7 +7,7 @@ from math import prod
 
 from penstock.core.errors import RowsStay
 from penstock.core.records import cached_property
-from penstock.core.types import TensorType
+from penstock.core.types import is_static
 from penstock.ir.graph import Graph, Node, Readers, Value, all_reads, readers_of
 from penstock.ops.common.shape_rules import normalize_axes
 from penstock.ops.internal.attention import ATTENTION
@@ -40,8 +40,8 @@ def _may_hide(bias: Value) -> bool:
 
 def _is_softmax_of_scores(node: Node) -> bool:
     """Whether a node is a Softmax of scores [samples, heads, rows, rows]."""
-    type_ = node.inputs[0].type if node.op.full_name == "Softmax" and node.inputs[0] else None
-    dims = type_.dims if isinstance(type_, TensorType) and type_.static else ()
+    x = node.inputs[0] if node.op.full_name == "Softmax" else None
+    dims = x.dims if x is not None and is_static(x.type) else ()
     return len(dims) == 4 and dims[2] == dims[3] > 1
 
 

@@ -23,7 +23,7 @@ from penstock.ops.internal.attention import POSITIONS_BEHIND
 from penstock.ops.internal.cells import LSTM_CELL
 from penstock.ops.onnx.recurrent import Layer, parse_layer
 from penstock.passes.context import Pass, PassContext
-from penstock.passes.rewrite import Expansion, dims_and_dtype, replace_nodes
+from penstock.passes.rewrite import Expansion, replace_nodes
 
 _MOST_STEPS = 64  # of all directions
 _ORDER = (0, 2, 1, 3)  # gate order in W: LstmCell's gates by ONNX's order
@@ -53,7 +53,7 @@ def _nodes(node: Node) -> Sequence[Node] | None:
     x = inputs[_X]
     if x is None or inputs[_MEMORY] is None:
         return None
-    steps, batch, _ = dims_and_dtype(x)[0]
+    steps, batch, _ = x.dims
     if not 0 < steps * len(layer.reverse) <= _MOST_STEPS or not batch:
         return None
     parts = _Steps(node, inputs, layer)
@@ -77,7 +77,7 @@ class _Steps(Expansion):
     def write(self) -> None:
         x, memory, lengths = (self.inputs[i] for i in (_X, _MEMORY, _LENGTHS))
         assert x is not None and memory is not None
-        (steps, batch, width), (_, positions, _) = dims_and_dtype(x)[0], dims_and_dtype(memory)[0]
+        (steps, batch, width), (_, positions, _) = x.dims, memory.dims
         behind = None
         if lengths is not None:
             behind = self.add(POSITIONS_BEHIND, [lengths], positions=positions)
@@ -87,7 +87,7 @@ class _Steps(Expansion):
             for d, reverse in enumerate(self.layer.reverse)
         ]
         states, cells = zip(*sides, strict=True)
-        hidden = dims_and_dtype(cells[0])[0][1]
+        hidden = cells[0].dims[1]
         every, *last = [*self.node.outputs, None, None][:3]
         if every is not None:
             order = [side[t] for t in range(steps) for side in states]
@@ -113,7 +113,7 @@ class _Steps(Expansion):
     ) -> tuple[list[Value], Value]:
         """Return the hidden states of a direction, by step, and its last cell state."""
         steps, batch = sizes
-        width, r = dims_and_dtype(rows)[0][1], self.constant_of(_R, d)
+        width, r = rows.dims[1], self.constant_of(_R, d)
         gates, hidden = r.shape
         own, seen = np.split(self.constant_of(_W, d).T, [width])
         first = r.T  # the first step has no mean
@@ -148,7 +148,7 @@ class _Steps(Expansion):
 
     def _attention(self, d: int, memory: Value, behind: Value | None) -> Callable[[Value], Value]:
         """Return a function from a direction's state to its attention mean [batch, depth]."""
-        batch, positions, depth = dims_and_dtype(memory)[0]
+        batch, positions, depth = memory.dims
         key, v = self.constant_of(_KEY, d), self._constant(self.constant_of(_V, d)[:, None])
         query, inner = self._constant(self.constant_of(_QUERY, d)), key.shape[1]
         keys = self.add("MatMul", [memory, self._constant(key)])
