@@ -11,7 +11,9 @@ import pytest
 from penstock.compiler.options import EXECUTORS
 from penstock.core.errors import InvalidInput
 from penstock.core.types import ANY, STRING, MapType, OptionalType, SequenceType, TensorType
+from penstock.executors import feeds
 from penstock.executors.feeds import check_dims, checked, convert, feeds_fit
+from penstock.host.native import library
 from penstock.ir.graph import Value
 from tests.support.onnx_text import compile_text
 
@@ -197,6 +199,19 @@ def test_checked_type_drops_names_of_dims_inside_sequences():
     assert checked(pairs) == pairs
     assert checked(SequenceType(pairs)) == SequenceType(nameless)
     assert checked(OptionalType(SequenceType(pairs))) == OptionalType(SequenceType(nameless))
+
+
+def test_strings_of_the_shape_of_the_run_before_are_checked_and_not_converted(monkeypatch):
+    session = compile_text("g (string[N] x) => (string[M] y) { y = Concat<axis=0>(x, x) }")
+    texts = np.array(["a", "é", "b"], object)
+    session.run({"x": texts})
+    for x in (np.array(["a", b"\xc3\xa9", "b"], object), np.array([*"a-é-b"], object)[::2]):
+        assert session.run({"x": x})["y"].tolist() == ["a", "é", "b"] * 2
+    with pytest.raises(InvalidInput, match=r"'x' takes strings, not None$"):
+        session.run({"x": np.array(["a", "b", None], object)})
+    if library() is not None:
+        monkeypatch.delattr(feeds, "convert")
+    assert session.run({"x": texts})["y"].tolist() == ["a", "é", "b"] * 2
 
 
 @pytest.mark.parametrize("input_type", ["optional(float[2])", "seq(float[2])", "seq(double[2])"])

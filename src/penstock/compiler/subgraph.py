@@ -197,10 +197,14 @@ class Subgraph:
             return None
         expected: list[Any] = []
         looked = self.integers if self.masks is None else self.masks
-        for i, ((name, _, dtype), shape) in enumerate(zip(self._ports, key, strict=True)):
+        for i, ((name, type_, dtype), shape) in enumerate(zip(self._ports, key, strict=True)):
             if self.depends_on_dtypes and shape is not None:
                 shape, dtype = shape
-            if shape is None or dtype is _NO_DTYPE or dtype == STRING:
+            if isinstance(type_, TensorType) and type_.dtype == STRING:
+                dtype = STRING  # whose elements are checked with each feed
+            elif dtype is _NO_DTYPE or dtype == STRING:
+                return None
+            if shape is None:
                 return None
             if i in looked and math.prod(shape) >= self.least_mask:
                 return None  # its contents decide which plan is used

@@ -1,7 +1,27 @@
 /* Python functions around a run: most calls feed arrays of the same types as the call before. */
 #include "numpy_api.h"
 
-/* Whether `given` is an array of exactly this element type and shape. */
+/* Whether all elements of an array of objects in C order are of class str. */
+static int holds_strings(PyArrayObject *x)
+{
+    PyObject **const texts = PyArray_DATA(x);
+    for (npy_intp i = 0; i < PyArray_SIZE(x); i++)
+        if (!texts[i] || !PyUnicode_CheckExact(texts[i]))
+            return 0;
+    return 1;
+}
+
+static PyObject *feeds_are_strings(PyObject *module, PyObject *given)
+{
+    if (!PyArray_Check(given) || PyArray_TYPE((PyArrayObject *)given) != NPY_OBJECT)
+        return PyErr_Format(PyExc_TypeError, "are_strings() takes an array of objects");
+    PyObject *x = PyArray_FROM_OF(given, NPY_ARRAY_CARRAY_RO);
+    const int are = x && holds_strings((PyArrayObject *)x);
+    Py_XDECREF(x);
+    return x ? PyBool_FromLong(are) : NULL;
+}
+
+/* Whether `given` is an array of exactly this element type and shape, whose objects are strings. */
 static int is_expected(PyObject *given, PyObject *dtype, PyObject *shape)
 {
     PyArrayObject *x = (PyArrayObject *)given;
@@ -11,7 +31,7 @@ static int is_expected(PyObject *given, PyObject *dtype, PyObject *shape)
     for (int i = 0; i < PyArray_NDIM(x); i++)
         if (PyLong_AsSsize_t(PyTuple_GetItem(shape, i)) != PyArray_DIM(x, i))
             return 0;
-    return 1;
+    return PyArray_TYPE(x) != NPY_OBJECT || (PyArray_IS_C_CONTIGUOUS(x) && holds_strings(x));
 }
 
 static PyObject *feeds_taken(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
@@ -91,6 +111,7 @@ static PyObject *outputs_writable(PyObject *module, PyObject *const *arguments, 
 }
 
 PyMethodDef feeds_functions[] = {
+    {"are_strings", feeds_are_strings, METH_O, "are_strings(x): whether all elements are of class str."},
     {"taken", FAST(feeds_taken),
      "taken(expected, feeds): the values of a dict in the order of (name, dtype, shape) in `expected`; "
      "None if others are given, or arrays of other types."},

@@ -44,18 +44,6 @@ static int goes_on(npy_intp i, PyObject *checkpoint)
     return result != NULL;
 }
 
-static PyObject *text_are_strings(PyObject *module, PyObject *given)
-{
-    PyArrayObject *x = array_of(given, NPY_OBJECT);
-    if (!x)
-        return NULL;
-    int are = 1;
-    for (npy_intp i = 0; are && i < PyArray_SIZE(x); i++)
-        are = PyUnicode_CheckExact(text_at(x, i));
-    Py_DECREF((PyObject *)x);
-    return PyBool_FromLong(are);
-}
-
 static PyObject *text_places(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     if (!expected(count, 3) || !PyDict_Check(arguments[1]))
@@ -511,7 +499,6 @@ static PyObject *text_ngrams(PyObject *module, PyObject *const *arguments, Py_ss
 }
 
 PyMethodDef texts_functions[] = {
-    {"are_strings", text_are_strings, METH_O, "are_strings(x): whether all elements are of class str."},
     {"places", FAST(text_places), "places(x, places, missing): the place of each string."},
     {"hashes", FAST(text_hashes),
      "hashes(x, seed, checkpoint): MurmurHash3 of each string, or of the bytes of each number."},
