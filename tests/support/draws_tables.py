@@ -444,6 +444,29 @@ def _texts(rng: Source, full_name: str) -> Draw:
     return _ml(name, x, version=1, **cats)
 
 
+@draws("tflite.RngBitGenerator tflite.LshProjection tflite.HashtableLookup")
+def _tables(rng: Source, full_name: str) -> Draw:
+    (name, domain), attrs = short_name(full_name), {}
+    if name == "RngBitGenerator":
+        state = rng.numbers((rng.pick(2, 2, 3, 4),), "uint64")
+        attrs = {"algorithm": rng.pick(0, 1, 2), "shape": list(rng.dims(rng.integers(3)))}
+        attrs["dtype"] = rng.pick(*WHOLE, "uint32", "uint64")
+        return Draw(name, [state], attrs, outputs=2, domain=domain, version=1)
+    if name == "LshProjection":
+        rows, bits, items = rng.size(17), rng.pick(0, 1, 3, 16, 32, 33), rng.size(33)
+        shape = (items, *rng.pick((), (1,), (3,), (15,), (16,), (17,), (40,), (2, 70)))
+        x = rng.numbers(shape, rng.pick("uint8", *FLOATS, *WHOLE), 0.3)
+        inputs = [rng.numbers((rows, bits), "float32", 0.3), x]
+        inputs += [rng.numbers((items,), "float32", 0.3)] if rng.chance(0.5) else []
+        return Draw(name, inputs, {"dense": rng.integers(2)}, domain=domain, version=1)
+    key, count = rng.pick(*WHOLE), rng.size(257)
+    keys = np.sort(rng.numbers((count,), key))
+    wanted = rng.choice(np.append(keys, rng.numbers((9,), key)), rng.dims(rng.integers(3), 60))
+    values = rng.numbers((count, *rng.dims(rng.integers(3), 300)), rng.pick(*_ALL))
+    inputs = [np.asarray(wanted, key), keys, values]
+    return Draw(name, inputs, {}, None, rng.pick([], [1, 2]), 2, domain, 1)
+
+
 @draws("com.microsoft.NGramRepeatBlock")
 def _ngrams(rng: Source, full_name: str) -> Draw:
     (name, domain), rows, words = short_name(full_name), rng.size(9), rng.size(65)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
@@ -12,7 +13,7 @@ from penstock.core.checkpoints import checkpoint
 from penstock.core.types import STRING, ShapeError, TensorType, Type, dtype_named
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
-from penstock.ir.op import Attrs, Consts, Types
+from penstock.ir.op import Attrs, Consts, Dims, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import UINT8
 from penstock.ops.registry import TFLITE, array_operator, operator
@@ -49,7 +50,22 @@ def _table(keys: np.ndarray, values: np.ndarray) -> dict[Any, Any]:
     )
 
 
-@array_operator("HashtableLookup", domain=TFLITE, strings=True)
+def _infer_lookup(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    query, _, values = (rules.tensor(types, i) for i in range(3))
+    shape = None
+    if query.shape is not None and values.shape is not None:
+        shape = (*query.shape, *values.shape[1:])
+    return TensorType(values.dtype, shape), TensorType(UINT8, query.shape)
+
+
+def _lookup_work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
+    """The elements of the result, as other rows are not read."""
+    return math.prod(output)
+
+
+@array_operator(
+    "HashtableLookup", domain=TFLITE, strings=True, infer=_infer_lookup, work=_lookup_work
+)
 def hashtable_lookup(
     query: np.ndarray, keys: np.ndarray, values: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -57,8 +73,9 @@ def hashtable_lookup(
     if keys.shape != values.shape[:1] or not keys.size:
         raise ShapeError(f"a table of keys {keys.shape} and values {values.shape}")
     places = keys.searchsorted(query)
-    hits = keys.take(places, mode="clip") == query  # which is also faster than to raise
-    out = values.take(places, 0, mode="clip")
+    # To clip is also faster than to raise.
+    hits = np.asarray(keys.take(places, mode="clip") == query)
+    out = np.asarray(values.take(places, 0, mode="clip"), values.dtype)
     if not hits.all():
         out[~hits] = "" if values.dtype == STRING else 0
     return out, hits.view(UINT8)
@@ -109,7 +126,13 @@ _MASK = np.uint64(0xFFFFFFFF)
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
-@array_operator("RngBitGenerator", domain=TFLITE)
+def _infer_bits(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return rules.tensor(types, 0).without_data(), TensorType(
+        dtype_named(attrs["dtype"]), tuple(attrs["shape"])
+    )
+
+
+@array_operator("RngBitGenerator", domain=TFLITE, infer=_infer_bits)
 def rng_bit_generator(
     state: np.ndarray, *, algorithm: int, dtype: str, shape: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -1,5 +1,5 @@
-/* Elements that are kept, set or moved by index: triangles of matrices, one-hot vectors, reversed sequences. An item
-   is a row. Elements are any bytes. */
+/* Elements that are kept, set or moved by index: triangles of matrices, one-hot vectors, reversed sequences, rows of
+   a table. An item is a row. Elements are any bytes. */
 #include <math.h>
 #include <string.h>
 #include "families.h"
@@ -125,5 +125,39 @@ CHECKED_ITEMS_OF(repeated, repeated)
     return 0;
 }
 
+/* Rows of a table by sorted keys, and whether there was one; zeros where there was none. An item is a row. */
+struct by_key {
+    const void *wanted, *keys;
+    const char *values;
+    char *y;
+    uint8_t *hits;
+    int64_t count, bytes; /* of the table: keys, at least 1, and bytes of a row */
+    int64_t wide;         /* keys have 64 bits */
+};
+
+/* The number of keys below one, without branches on them, which nothing predicts. */
+INLINED int64_t keys_below(const void *keys, const int64_t wide, int64_t count, int64_t key)
+{
+    int64_t first = 0;
+    for (int64_t half; count > 1; count -= half) {
+        half = count / 2;
+        first += half * (index_at(keys, wide, first + half - 1) < key);
+    }
+    return first + (index_at(keys, wide, first) < key);
+}
+
+ITEMS_OF(by_key, by_key)
+{
+    for (int64_t i = begin; i < end; i++) {
+        const int64_t wide = a->wide, key = index_at(a->wanted, wide, i);
+        const int64_t at = wide ? keys_below(a->keys, 1, a->count, key) : keys_below(a->keys, 0, a->count, key);
+        a->hits[i] = at < a->count && index_at(a->keys, wide, at) == key;
+        if (a->hits[i])
+            memcpy(a->y + i * a->bytes, a->values + at * a->bytes, a->bytes);
+        else
+            memset(a->y + i * a->bytes, 0, a->bytes);
+    }
+}
+
 KERNELS(select, KERNEL(triangle, triangle), KERNEL(diagonal, diagonal), KERNELS_OF_SIZES(classes, classes),
-        KERNEL(sequences, sequences), KERNEL(repeated, repeated))
+        KERNEL(sequences, sequences), KERNEL(repeated, repeated), KERNEL(by_key, by_key))

@@ -1,0 +1,66 @@
+"""Random bits, hashes, and lookups by key."""
+
+from __future__ import annotations
+
+import math
+
+from penstock.backends.native import by_memory, by_result, family, rows_ns, str_
+from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.core.types import FLOAT32, INT64, TensorType
+
+_COUNTERS = 64  # of an item, as in c/tables/random.c
+_THREEFRY = 2  # a value of ``algorithm``
+_MOST_BITS = 32  # as in c/tables/hashes.c
+
+
+@family("tflite.RngBitGenerator", work=by_memory)
+def random_bits(site: Site) -> NativeCall | None:
+    """RngBitGenerator."""
+    state, y = site.input(0), site.output(1)
+    threefry = site.attr("algorithm", 0) == _THREEFRY
+    if state is None or str_(state.dtype) != "uint64":
+        return None
+    if state.dims not in ((2,), (2 if threefry else 3,)):
+        return None
+    count, width = y.nbytes // 4, 2 if threefry else 4
+    return NativeCall(
+        "random_bits",
+        (Tensor(0), site.result(0), site.result(1), state.dims[0], count, int(threefry)),
+        items=max(math.ceil(count / (_COUNTERS * width)), 1),  # the first writes the state
+        item_ns=rows_ns(15 * _COUNTERS * width),
+    )
+
+
+@family("tflite.LshProjection", work=by_memory)
+def projection(site: Site) -> NativeCall | None:
+    """LshProjection."""
+    seeds, x, weights = (site.input(i) for i in range(3))
+    if seeds is None or x is None or seeds.dtype != FLOAT32 or len(seeds.dims) != 2:
+        return None
+    rows, bits = seeds.dims
+    if bits > _MOST_BITS or not x.dims or not x.dims[0]:
+        return None
+    if weights is not None and weights != TensorType(FLOAT32, x.dims[:1]):
+        return None
+    count, nbytes = x.dims[0], x.nbytes // x.dims[0]
+    arrays = (Tensor(0), Tensor(1), None if weights is None else Tensor(2), site.result())
+    words = (bits, count, nbytes, int(bool(site.attr("dense", 0))))
+    item_ns = rows_ns(count * bits * (100 + 4 * nbytes))
+    return NativeCall("projection", (*arrays, *words), rows, item_ns)
+
+
+@family("tflite.HashtableLookup", work=by_result)
+def by_key(site: Site) -> NativeCall | None:
+    """HashtableLookup of numbers."""
+    wanted, keys, values = (site.input(i) for i in range(3))
+    if wanted is None or keys is None or values is None or wanted.dtype != keys.dtype:
+        return None
+    if str_(keys.dtype) not in ("int32", "int64") or keys.dims != values.dims[:1]:
+        return None
+    if not keys.elements or values.dtype is None or values.dtype.kind not in "biufc":
+        return None
+    arrays = (Tensor(0), Tensor(1), Tensor(2), site.result(0), site.result(1))
+    nbytes = values.nbytes // keys.elements
+    words = (keys.elements, nbytes, int(keys.dtype == INT64))
+    item_ns = rows_ns(2 * nbytes + 60 * math.log2(keys.elements + 1), rows=0.3)
+    return NativeCall("by_key", (*arrays, *words), wanted.elements, item_ns)

@@ -1,0 +1,87 @@
+"""Compiled random bits, hashes, and lookups by key against NumPy's, bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.core.types import STRING, ShapeError
+from tests.support.native_kernels import (
+    LIBRARIES,
+    check,
+    check_threads,
+    expected,
+    kernel_of,
+    node_of,
+    pytestmark,  # noqa: F401
+)
+
+RNG = np.random.default_rng(0)
+
+
+def tflite(
+    name: str, inputs: list[Any], constants: Any = (), outputs: int = 1, **attrs: Any
+) -> Any:
+    return node_of(name, inputs, constants, outputs, "tflite", 1, **attrs)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint64"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (5, 3), (64, 4), (33_333,)])
+@pytest.mark.parametrize(("algorithm", "words"), [(0, 2), (1, 3), (2, 2)])
+def test_random_bits_equal_numpys(algorithm, words, shape, dtype):
+    # The counter passes 32 bits, and then 64.
+    for counter in (2**32 - 70, 2**64 - 70):
+        state = np.array([2**63 + 9, counter, 2**40 + 5][:words], np.uint64)
+        attrs = {"algorithm": algorithm, "shape": shape, "dtype": dtype}
+        check(tflite("RngBitGenerator", [state], outputs=2, **attrs), [state])
+
+
+@pytest.mark.parametrize("state", [np.zeros(3, np.uint64), np.zeros(2, np.int64)])
+def test_state_that_does_not_fit_is_left_to_numpy(state):
+    node = tflite("RngBitGenerator", [state], outputs=2, algorithm=2, shape=[4], dtype="int32")
+    assert all(kernel_of(node, library) is None for library in LIBRARIES)
+    with pytest.raises(ShapeError, match="a state of"):
+        expected(node, [state])
+
+
+@pytest.mark.parametrize("dense", [0, 1])
+@pytest.mark.parametrize(
+    "size", [0, 1, 4, 5, 12, 13, 28, 29, 60, 61, 63, 64, 68, 123, 124, 125, 300]
+)
+def test_projections_of_keys_of_any_length_equal_numpys(size, dense):
+    x = RNG.integers(0, 256, (7, size)).astype(np.uint8)
+    seeds, weights = (RNG.normal(size=dims).astype(np.float32) for dims in ((40, 11), (7,)))
+    for inputs in ([seeds, x], [seeds, x, weights]):
+        check(tflite("LshProjection", inputs, dense=dense), inputs)
+        check_threads(tflite("LshProjection", inputs, dense=dense), inputs)
+
+
+@pytest.mark.parametrize("bits", [0, 1, 31, 32])
+def test_projections_of_any_number_of_bits_equal_numpys(bits):
+    inputs = [RNG.normal(size=dims).astype(np.float32) for dims in ((20, bits), (5, 3))]
+    for dense in (0, 1):
+        check(tflite("LshProjection", inputs, dense=dense), inputs)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("keys", [[4], [-(2**31), 0, 7, 7, 9, 2**31 - 1], [*range(0, 99, 3)]])
+@pytest.mark.parametrize("dims", [(), (3,), (2, 3)])
+def test_rows_by_key_equal_numpys(dims, keys, dtype):
+    table = np.array(keys, dtype)
+    wanted = np.concatenate([table, np.array([-(2**31), -1, 5, 8, 2**31 - 1], dtype)])
+    for values_dtype in ("bool", "float16", "complex128"):
+        values = RNG.integers(0, 9, (len(keys), *dims)).astype(values_dtype)
+        for query in (wanted, wanted[:1].reshape(()), wanted[:0].reshape(0, 2)):
+            inputs = [query, table, values]
+            check(tflite("HashtableLookup", inputs, [1, 2], outputs=2), inputs)
+
+
+def test_rows_by_key_of_texts_are_left_to_numpy():
+    inputs = [np.array(5), np.array([3, 5]), np.array(["a", "b"], STRING)]
+    node = tflite("HashtableLookup", inputs, outputs=2)
+    assert all(kernel_of(node, library) is None for library in LIBRARIES)
+    assert [y.tolist() for y in expected(node, inputs)] == ["b", 1]
+    inputs[0] = np.array(4)
+    assert [y.tolist() for y in expected(node, inputs)] == ["", 0]
