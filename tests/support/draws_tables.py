@@ -467,6 +467,18 @@ def _tables(rng: Source, full_name: str) -> Draw:
     return Draw(name, inputs, {}, None, rng.pick([], [1, 2]), 2, domain, 1)
 
 
+@draws("Unique tensorflow.Unique tensorflow.UniqueWithCounts")
+def _distinct(rng: Source, full_name: str) -> Draw:
+    name, domain = short_name(full_name)
+    x = rng.numbers(rng.dims(1 if domain else rng.integers(4), least=0), rng.pick(*_ALL), 0.5)
+    if rng.chance(0.5):
+        x = np.resize(x, 2000 if x.size else 0)
+    most = 2 + ("Counts" in name) if domain else 4
+    attrs = {"out_idx": rng.pick(*WHOLE)} if domain else {"sorted": int(rng.chance(0.5))}
+    outputs = most if domain else int(rng.integers(1, most + 1))
+    return Draw(name, [x], attrs, None, (), outputs, domain, 1 if domain else 26)
+
+
 @draws("com.microsoft.NGramRepeatBlock")
 def _ngrams(rng: Source, full_name: str) -> Draw:
     (name, domain), rows, words = short_name(full_name), rng.size(9), rng.size(65)

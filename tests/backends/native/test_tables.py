@@ -1,4 +1,4 @@
-"""Compiled random bits, hashes, and lookups by key against NumPy's, bit by bit."""
+"""Compiled random bits, hashes, lookups and distinct elements against NumPy's, bit by bit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.core.errors import Cancelled
 from penstock.core.types import STRING, ShapeError
+from penstock.host.current_run import working_for
+from tests.support.counting_run import CountingRun
 from tests.support.native_kernels import (
     LIBRARIES,
     check,
@@ -85,3 +88,44 @@ def test_rows_by_key_of_texts_are_left_to_numpy():
     assert [y.tolist() for y in expected(node, inputs)] == ["b", 1]
     inputs[0] = np.array(4)
     assert [y.tolist() for y in expected(node, inputs)] == ["", 0]
+
+
+def special(dtype: str, count: int) -> np.ndarray:
+    """Few numbers, NaNs of different bits and zeros of both signs among them."""
+    x = RNG.integers(-40, 40, count).astype(dtype)
+    if x.dtype.kind == "f":
+        bits = x.view(f"u{x.itemsize}")
+        x[::7], x[1::5], x[2::9], x[3::11] = np.nan, -0.0, np.inf, -np.inf
+        bits[::14] = ~bits.dtype.type(0)
+        x[4::13] = 0
+    return x
+
+
+DTYPES = ["bool", "int8", "uint16", "int32", "uint64", "float16", "float32", "float64"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, 2, 63, 5000])
+@pytest.mark.parametrize("outputs", [1, 2, 3, 4])
+def test_distinct_elements_equal_numpys(dtype, count, outputs):
+    x = special(dtype, count)
+    for ascending in (0, 1):
+        check(node_of("Unique", [x], outputs=outputs, sorted=ascending), [x])
+    if 2 <= outputs <= 3:
+        name = ["Unique", "UniqueWithCounts"][outputs - 2]
+        for out_idx in ("int32", "int64"):
+            node = node_of(name, [x], (), outputs, "tensorflow", 1, out_idx=out_idx)
+            check(node, [x])
+
+
+def test_search_for_distinct_elements_ends_in_the_middle_when_its_run_is_stopped():
+    x = np.arange(900_000, dtype=np.int32)
+    node = node_of("Unique", [x], outputs=2)
+    for library in LIBRARIES:
+        kernel = kernel_of(node, library)
+        assert kernel is not None
+        whole = CountingRun()
+        working_for(whole, kernel.function, x)
+        assert whole.looks == 3
+        with pytest.raises(Cancelled):
+            working_for(CountingRun(last=2), kernel.function, x)

@@ -1,12 +1,20 @@
-"""Random bits, hashes, and lookups by key."""
+"""Random bits, hashes, lookups by key, and distinct elements."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 
-from penstock.backends.native import by_memory, by_result, family, rows_ns, str_
+from penstock.backends.native import by_memory, by_result, family, of_any_shape, rows_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
-from penstock.core.types import FLOAT32, INT64, TensorType
+from penstock.core.checkpoints import checkpoint
+from penstock.core.records import replace
+from penstock.core.types import FLOAT32, INT64, TensorType, Type
+from penstock.host.native import NativeLibrary
+from penstock.ir.graph import Node
+from penstock.ir.kernel import Kernel
+from penstock.ops.common.dtypes import INT32
 
 _COUNTERS = 64  # of an item, as in c/tables/random.c
 _THREEFRY = 2  # a value of ``algorithm``
@@ -64,3 +72,19 @@ def by_key(site: Site) -> NativeCall | None:
     words = (keys.elements, nbytes, int(keys.dtype == INT64))
     item_ns = rows_ns(2 * nbytes + 60 * math.log2(keys.elements + 1), rows=0.3)
     return NativeCall("by_key", (*arrays, *words), wanted.elements, item_ns)
+
+
+@of_any_shape("Unique", "tensorflow.Unique", "tensorflow.UniqueWithCounts")
+def unique(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+    """Unique of elements. C looks at the array of each call: what it has no code for, such as
+    strings, NumPy's function computes."""
+    onnx, outputs = not node.op.domain, [v.type for v in node.outputs[1:] if v is not None]
+    numbers = {t.dtype for t in outputs if isinstance(t, TensorType)} - {INT64}
+    if node.attrs.get("axis") is not None or len(node.inputs) > 1 or numbers - {INT32}:
+        return None
+    # As in c/tables/distinct.c.
+    flags = (not onnx, onnx and node.attrs.get("sorted", 1), onnx, numbers)
+    settings = sum(bool(flag) << bit for bit, flag in enumerate(flags)) + 16 * len(node.outputs)
+    plain = node.op.compile(node, types)
+    function = partial(library.functions.unique, plain.function, checkpoint, settings)
+    return replace(plain, function=function)
