@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from onnx.numpy_helper import to_array
 
+from penstock.core.types import STRING
 from penstock.ops.internal.arrays import APPEND
 from penstock.ops.internal.search import SEARCH_END, SEARCH_START, SEARCH_STEP, STATE
 from penstock.ops.internal.transfer import REORDER
@@ -442,6 +443,19 @@ def _texts(rng: Source, full_name: str) -> Draw:
         return _ml(name, x, version=4, **keys)
     cats = {"cats_strings": list(NAMES[:3]), "cats_int64s": [4, 5, 6], "default_int64": 9}
     return _ml(name, x, version=1, **cats)
+
+
+@draws("tflite.HashtableFind tflite.SkipGram")
+def _tables_of_texts(rng: Source, full_name: str) -> Draw:
+    name, domain = short_name(full_name)
+    if name == "SkipGram":
+        attrs = {"ngram_size": rng.integers(-1, 5), "max_skip_size": rng.integers(-1, 4)}
+        attrs["include_all_ngrams"] = bool(rng.chance(0.5))
+        x = np.array([" ".join(rng.named(NAMES, rng.pick((0,), (1,), (5,), (30,))))], STRING)
+        return Draw(name, [x], attrs, domain=domain, version=1)
+    keys, values = rng.named(NAMES[:6], (5,)), rng.numbers((5,), "int64")
+    inputs = [keys, values, rng.named(NAMES, rng.dims(rng.integers(3), 300)), np.array([-1])]
+    return Draw(name, inputs, {}, None, [0, 1], domain=domain, version=1)
 
 
 @draws("tflite.RngBitGenerator tflite.LshProjection tflite.HashtableLookup")

@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.core.errors import Cancelled
 from penstock.core.types import STRING
+from penstock.host.current_run import working_for
+from tests.support.counting_run import CountingRun
 from tests.support.native_kernels import LIBRARIES, check, expected, kernel_of, node_of, pytestmark  # noqa: F401
 
 NAMES = ["ant", "bee", "", "Ünï", "bee2"]
@@ -187,3 +190,50 @@ def test_regex_that_is_not_valid_is_refused_by_numpy():
     x = strings("a")
     for library in LIBRARIES:
         assert kernel_of(node_of("RegexFullMatch", [x], pattern="a**"), library) is None
+
+
+WORDS = "The\u2003quick\t brown   fox Ünï \U0001f600 日本\n over \ud800 a lazy dog"
+
+
+def grams(text: str, size: int, skip: int, every: bool) -> Any:
+    attrs = {"ngram_size": size, "max_skip_size": skip, "include_all_ngrams": every}
+    return node_of("SkipGram", [strings(text)], domain="tflite", version=1, **attrs)
+
+
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize("size", [-1, 0, 1, 2, 3, 12, 13])
+@pytest.mark.parametrize("text", [WORDS, "", " \n", "one", "a b"])
+def test_skip_grams_equal_numpys(text, size, every):
+    for skip in (-1, 0, 1, 3):
+        check(grams(text, size, skip, every), [strings(text)])
+
+
+def test_skip_grams_end_in_the_middle_when_their_run_is_stopped():
+    text = strings(" ".join("abcdefghijklmnopqrstuvwxyz"))
+    for library in LIBRARIES:
+        kernel = kernel_of(grams(text[0], 13, 99, False), library)
+        with pytest.raises(Cancelled):
+            working_for(CountingRun(last=2), kernel.function, text)
+
+
+def test_skip_grams_of_no_text_raise_as_numpys():
+    node = grams("a", 1, 0, False)
+    for function in (
+        node.op.compile(node, [node.inputs[0].type]).function,
+        *[kernel_of(node, library).function for library in LIBRARIES],
+    ):
+        with pytest.raises(IndexError):
+            function(strings())
+
+
+@pytest.mark.parametrize("dims", [(), (30,), (4, 3), (0, 2)])
+def test_numbers_of_texts_in_a_table_equal_numpys(dims):
+    keys, values = strings("bee", "Ünï", "bee", ""), np.array([7, 2**62, 9, -1])
+    inputs = [keys, values, some(NAMES, dims), np.array([5])]
+    check(node_of("HashtableFind", inputs, [0, 1], domain="tflite", version=1), inputs)
+
+
+def test_texts_of_numbers_in_a_table_are_left_to_numpy():
+    inputs = [np.array([1, 2]), strings("a", "b"), np.array([2]), strings("?")]
+    node = node_of("HashtableFind", inputs, [0, 1], domain="tflite", version=1)
+    assert all(kernel_of(node, library) is None for library in LIBRARIES)

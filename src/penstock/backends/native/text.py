@@ -20,6 +20,7 @@ from penstock.ops.common.regex import Automaton, RegexError, members_of
 from penstock.ops.microsoft.text import check_tokenizer
 from penstock.ops.onnx.text import NgramPool, check_row, normalization, weighted
 from penstock.ops.onnx_ml.features import categories, category_names, encoded_labels, one_of
+from penstock.ops.tflite.tables import table_of
 
 Function = Callable[..., RunValue]
 Maker = TypeVar("Maker", bound=Callable[[Any, Attrs], Function | None])
@@ -181,6 +182,24 @@ def _full_match(functions: Any, attrs: Attrs) -> Function | None:
             at += 1
 
     return run
+
+
+@of_any_shape("tflite.SkipGram")
+def _skip_gram(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel:
+    grams, attrs = library.functions.grams, node.attrs
+    most, skip = attrs["ngram_size"], attrs["max_skip_size"]
+    least = 1 if attrs["include_all_ngrams"] else most
+    return Kernel(lambda x: grams(x, most, skip, least, checkpoint))
+
+
+@of_any_shape("tflite.HashtableFind")
+def _find(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+    """HashtableFind of strings in a constant table of int64."""
+    keys, values = (None if v is None else v.const for v in node.inputs[:2])
+    if keys is None or values is None or keys.dtype != STRING or values.dtype != INT64:
+        return None
+    places, table = library.functions.places, table_of(keys, values)
+    return Kernel(lambda keys, values, query, other: places(query, table, other.item()))
 
 
 def _numbering(numbers: Mapping[int, int]) -> Function:

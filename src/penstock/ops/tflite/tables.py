@@ -27,12 +27,12 @@ def _infer_find(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def hashtable_find(node: Node, types: Types) -> Kernel:
     """Inputs: keys, their values, what to look up, and the value of other keys."""
     keys, values = (None if v is None else v.const for v in node.inputs[:2])
-    fixed = None if keys is None or values is None else _table(keys, values)
+    fixed = None if keys is None or values is None else table_of(keys, values)
 
     def find(
         keys: np.ndarray, values: np.ndarray, query: np.ndarray, other: np.ndarray
     ) -> np.ndarray:
-        table = _table(keys, values) if fixed is None else fixed
+        table = table_of(keys, values) if fixed is None else fixed
         out = np.empty(query.size, values.dtype)
         out[:] = [*map(table.get, query.reshape(-1).tolist(), repeat(other.item()))]
         return out.reshape(query.shape)
@@ -40,7 +40,7 @@ def hashtable_find(node: Node, types: Types) -> Kernel:
     return Kernel(find)
 
 
-def _table(keys: np.ndarray, values: np.ndarray) -> dict[Any, Any]:
+def table_of(keys: np.ndarray, values: np.ndarray) -> dict[Any, Any]:
     """Values by keys, of equal ones the first."""
     if keys.size != values.size:
         raise ShapeError(f"a table of {keys.size} keys and {values.size} values")

@@ -426,6 +426,112 @@ static PyObject *text_normalized(PyObject *module, PyObject *const *arguments, P
     return (PyObject *)y;
 }
 
+/* The words of a text, and a sequence of some of them. */
+typedef struct {
+    const char **words;
+    Py_ssize_t *sizes, *next, *ends; /* next: the word to be tried at each place of the sequence; ends: bytes up to there */
+    Py_ssize_t count, most;          /* words in all, and of a sequence */
+    char *text;
+} sequence;
+
+/* Append all sequences of `least` to `most` words, between which up to `skip` others are left out, each before what it
+   begins with. Return 0 with an error. */
+static int append_grams(PyObject *grams, sequence *s, Py_ssize_t skip, Py_ssize_t least, PyObject *checkpoint)
+{
+    s->next[0] = 0;
+    for (Py_ssize_t size = 0, steps = 0;; steps++) {
+        const Py_ssize_t end = size ? smaller(s->next[size - 1] + skip + 1, s->count) : s->count;
+        if (size < s->most && s->next[size] < end) {
+            const Py_ssize_t word = s->next[size]++;
+            char *to = s->text + (size ? s->ends[size - 1] : 0);
+            if (size)
+                *to++ = ' ';
+            memcpy(to, s->words[word], s->sizes[word]);
+            s->ends[size++] = to + s->sizes[word] - s->text;
+            if (size < s->most)
+                s->next[size] = word + 1;
+            continue;
+        }
+        if (!size)
+            return 1;
+        if (size >= least) {
+            PyObject *gram = PyUnicode_DecodeUTF8(s->text, s->ends[size - 1], "surrogatepass");
+            const int failed = !gram || PyList_Append(grams, gram) < 0;
+            Py_XDECREF(gram);
+            if (failed)
+                return 0;
+        }
+        size--;
+        if (!goes_on(steps, checkpoint))
+            return 0;
+    }
+}
+
+/* The bytes of a word of a list, which keeps them. */
+static const char *bytes_of(PyObject *words, Py_ssize_t i, Py_ssize_t *size)
+{
+    const char *bytes = PyUnicode_AsUTF8AndSize(PyList_GetItem(words, i), size);
+    if (bytes)
+        return bytes;
+    PyErr_Clear();
+    PyObject *encoded = PyUnicode_AsEncodedString(PyList_GetItem(words, i), "utf-8", "surrogatepass");
+    if (!encoded || PyList_SetItem(words, i, encoded) < 0)
+        return NULL;
+    *size = PyBytes_Size(encoded);
+    return PyBytes_AsString(encoded);
+}
+
+/* A list of all sequences of words of a list. */
+static PyObject *grams_of(PyObject *words, Py_ssize_t most, Py_ssize_t skip, Py_ssize_t least, PyObject *checkpoint)
+{
+    const Py_ssize_t count = PyList_Size(words);
+    PyObject *grams = PyList_New(0);
+    if (!grams || most < 1 || most > count)
+        return grams;
+    Py_ssize_t bytes = count, *numbers = PyMem_Malloc(4 * count * sizeof *numbers);
+    sequence s = {(const char **)numbers, numbers + count, numbers + 2 * count, numbers + 3 * count, count, most, NULL};
+    for (Py_ssize_t i = 0; numbers && i < count; i++) {
+        s.words[i] = bytes_of(words, i, s.sizes + i);
+        if (!s.words[i])
+            break;
+        bytes += s.sizes[i];
+    }
+    s.text = PyErr_Occurred() ? NULL : PyMem_Malloc(bytes);
+    if (!PyErr_Occurred() && (!numbers || !s.text))
+        PyErr_NoMemory();
+    if (PyErr_Occurred() || !append_grams(grams, &s, skip, least, checkpoint))
+        Py_CLEAR(grams);
+    PyMem_Free(s.text);
+    PyMem_Free(numbers);
+    return grams;
+}
+
+static PyObject *text_grams(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (!expected(count, 5))
+        return NULL;
+    Py_ssize_t numbers[3];
+    for (int i = 0; i < 3; i++)
+        numbers[i] = PyLong_AsSsize_t(arguments[1 + i]);
+    PyArrayObject *x = PyErr_Occurred() ? NULL : array_of(arguments[0], NPY_OBJECT), *y = NULL;
+    if (x && !PyArray_SIZE(x))
+        PyErr_SetString(PyExc_IndexError, "there is no text");
+    PyObject *text = x && PyArray_SIZE(x) ? PyObject_Str(text_at(x, 0)) : NULL;
+    PyObject *words = text ? PyUnicode_Split(text, NULL, -1) : NULL;
+    PyObject *grams = words ? grams_of(words, numbers[0], numbers[1], numbers[2], arguments[4]) : NULL;
+    if (grams) {
+        const npy_intp size = PyList_Size(grams);
+        y = new_array(1, &size, NPY_OBJECT);
+        for (npy_intp i = 0; y && i < size; i++)
+            put((PyObject **)PyArray_DATA(y) + i, PyList_GetItem(grams, i));
+    }
+    Py_XDECREF(grams);
+    Py_XDECREF(words);
+    Py_XDECREF(text);
+    Py_XDECREF((PyObject *)x);
+    return (PyObject *)y;
+}
+
 /* A trie of n-grams. The node of token t at the first level is first[t]; below, there is an edge to node target for
    each key = node * base + token, in ascending order; those of level d are from starts[d] up to starts[d + 1]. */
 typedef struct {
@@ -518,6 +624,9 @@ PyMethodDef texts_functions[] = {
     {"normalized", FAST(text_normalized),
      "normalized(x, stop, fold, change, checkpoint): fold(text) is looked up in `stop`, and change(text) is kept; each "
      "may be None."},
+    {"grams", FAST(text_grams),
+     "grams(x, most, skip, least, checkpoint): all sequences of `least` to `most` words of the first text of x, "
+     "between which up to `skip` others are left out."},
     {"ngrams", FAST(text_ngrams),
      "ngrams(tokens, first, keys, targets, starts, columns, base, shortest, skips, width): how "
      "often each n-gram occurs in each row."},
