@@ -1,4 +1,4 @@
-"""Compiled random bits, hashes, lookups and distinct elements against NumPy's, bit by bit."""
+"""Compiled random bits and draws, hashes, lookups and distinct elements against NumPy's."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.support.native_kernels import (
     kernel_of,
     node_of,
     pytestmark,  # noqa: F401
+    threads_of,
 )
 
 RNG = np.random.default_rng(0)
@@ -129,3 +130,36 @@ def test_search_for_distinct_elements_ends_in_the_middle_when_its_run_is_stopped
         assert whole.looks == 3
         with pytest.raises(Cancelled):
             working_for(CountingRun(last=2), kernel.function, x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rows", [0, 1, 40])
+@pytest.mark.parametrize("classes", [1, 2, 15, 16, 1001])
+def test_draws_of_rows_equal_those_of_numpys_kernel(classes, rows, dtype):
+    """Probabilities of 0 and of 1 among them; of several calls in turn, and by several threads."""
+    x = (20 * RNG.normal(size=(rows, classes))).astype(dtype)
+    x[1::3, 1:] = -np.inf
+    for size, number in ((0, 6), (1, 7), (30, 6)):
+        node = node_of("Multinomial", [x], sample_size=size, dtype=number, seed=2.5)
+        wanted = node.op.compile(node, [node.inputs[0].type]).function
+        kernels = [kernel_of(node, library) for library in LIBRARIES]
+        for threads in (1, 3):
+            y = wanted(x)
+            for library, kernel in zip(LIBRARIES, kernels, strict=True):
+                with threads_of(library, threads):
+                    np.testing.assert_array_equal(kernel.function(x), y, strict=True)
+
+
+def test_draws_of_logits_that_are_not_numbers_are_classes():
+    x = np.array([[1, np.nan, 2], [np.inf, 0, np.inf], [-np.inf] * 3], np.float32)
+    for library in LIBRARIES:
+        y = kernel_of(node_of("Multinomial", [x], sample_size=50), library).function(x)
+        assert set(y.ravel().tolist()) <= {0, 1, 2}
+
+
+@pytest.mark.parametrize("dims", [(3,), (2, 0)])
+def test_logits_without_classes_are_refused_as_by_numpy(dims):
+    x = np.zeros((1, 2), np.float32)
+    for library in LIBRARIES:
+        with pytest.raises(ShapeError, match="must have shape"):
+            kernel_of(node_of("Multinomial", [x]), library).function(np.zeros(dims, np.float32))

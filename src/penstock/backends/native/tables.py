@@ -14,7 +14,8 @@ from penstock.core.types import FLOAT32, INT64, TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
-from penstock.ops.common.dtypes import INT32
+from penstock.ops.common.dtypes import FLOAT64, INT32
+from penstock.ops.onnx.random import generator_of
 
 _COUNTERS = 64  # of an item, as in c/tables/random.c
 _THREEFRY = 2  # a value of ``algorithm``
@@ -88,3 +89,21 @@ def unique(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> 
     plain = node.op.compile(node, types)
     function = partial(library.functions.unique, plain.function, checkpoint, settings)
     return replace(plain, function=function)
+
+
+@of_any_shape("Multinomial")
+def multinomial(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+    """Multinomial of float32 or float64. Draws are those of NumPy's kernel, up to the rounding of
+    its sums."""
+    x, output = types[0], node.outputs[0]
+    dtype = output.type.dtype if output and isinstance(output.type, TensorType) else None
+    if not isinstance(x, TensorType) or x.dtype not in (FLOAT32, FLOAT64):
+        return None
+    if dtype not in (INT32, INT64):
+        return None
+    bits = generator_of(node.attrs).bit_generator
+    # The last keeps what the first points to.
+    settings = (bits.capsule, node.attrs.get("sample_size", 1), dtype == INT64, bits)
+    plain = node.op.compile(node, types)
+    function = partial(library.functions.multinomial, plain.function, checkpoint, settings)
+    return Kernel(function)

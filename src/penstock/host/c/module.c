@@ -313,7 +313,7 @@ const kernel_entry *kernel_of(const char *name)
 {
     for (size_t f = 0; f < sizeof families / sizeof *families; f++)
         for (const kernel_entry *kernel = families[f]; kernel->name; kernel++)
-            if (!strcmp(kernel->name, name))
+            if (*kernel->name == *name && !strcmp(kernel->name, name)) /* most differ in the first character */
                 return kernel;
     PyErr_Format(PyExc_KeyError, "there is no kernel %s", name);
     return NULL;

@@ -25,7 +25,8 @@ _NATIVE = (FLOAT32, FLOAT64)
 """The dtypes that NumPy's generators draw directly, also into a given array."""
 
 
-def _generator(attrs: Attrs) -> np.random.Generator:
+def generator_of(attrs: Attrs) -> np.random.Generator:
+    """Return the generator of a kernel's random numbers."""
     seed = attrs.get("seed")
     if seed is None or math.isnan(seed):
         return np.random.default_rng()
@@ -60,7 +61,7 @@ def _draw(method: ArrayFunction, scale: float, offset: float, out: np.ndarray) -
 
 
 def _random(node: Node, method: str, scale: float, offset: float) -> Kernel:
-    draw: Callable[..., RunValue] = getattr(_generator(node.attrs), method)
+    draw: Callable[..., RunValue] = getattr(generator_of(node.attrs), method)
     dtype, inputs = dtype_attribute(node.attrs, "dtype"), len(node.inputs)
     shape = () if inputs else _given_shape(node.attrs)
 
@@ -92,7 +93,7 @@ def random_uniform(node: Node, types: Types) -> Kernel:
 
 @operator("Bernoulli", since=15, infer=_infer_random, pure=False, traits={"any order"})
 def bernoulli(node: Node, types: Types) -> Kernel:
-    generator, dtype = _generator(node.attrs), dtype_attribute(node.attrs, "dtype")
+    generator, dtype = generator_of(node.attrs), dtype_attribute(node.attrs, "dtype")
 
     def run(x: np.ndarray) -> np.ndarray:
         draws = generator.random(x.shape, np.float64 if x.dtype == np.float64 else np.float32)
@@ -110,7 +111,7 @@ def _infer_multinomial(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
 
 @operator("Multinomial", since=7, infer=_infer_multinomial, pure=False, traits={"any order"})
 def multinomial(node: Node, types: Types) -> Kernel:
-    generator, size = _generator(node.attrs), node.attrs.get("sample_size", 1)
+    generator, size = generator_of(node.attrs), node.attrs.get("sample_size", 1)
     dtype = dtype_attribute(node.attrs, "dtype") or INT32
 
     def run(x: np.ndarray) -> np.ndarray:

@@ -1,6 +1,10 @@
 /* Random bits of counters, by Threefry-2x32 and Philox-4x32 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3,
-   SC 2011). An item is a block of counters. */
-#include "native.h"
+   SC 2011), of which an item is a block of counters; and draws from rows of logits, by NumPy's generators. */
+#include "any_shape.h"
+#include "math64.h"
+#include <math.h>
+#include <numpy/random/bitgen.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct random_bits {
@@ -83,4 +87,103 @@ ITEMS_OF(random_bits, random_bits)
     }
 }
 
-KERNELS(random, KERNEL(random_bits, random_bits))
+struct multinomial {
+    const void *x;
+    const double *draws; /* [row, count], from 0 up to 1 */
+    void *y;
+    int64_t classes, count;
+    int64_t wide_x, wide_y; /* x and y have 64 bits */
+};
+
+/* Sums of exponentials of a row less its maximum, up to each class. */
+INLINED void sum_up(double *sums, int64_t classes)
+{
+    enum { LANES = 16 };
+    double most[LANES], sum = 0;
+    FILL(most, LANES, sums[0]);
+    for (int64_t i = 0; i + LANES <= classes; i += LANES)
+        for (int l = 0; l < LANES; l++)
+            most[l] = sums[i + l] > most[l] ? sums[i + l] : most[l];
+    for (int64_t i = classes - classes % LANES; i < classes; i++)
+        most[0] = sums[i] > most[0] ? sums[i] : most[0];
+    for (int l = 1; l < LANES; l++)
+        most[0] = most[l] > most[0] ? most[l] : most[0];
+    const double highest = most[0];
+    for (int64_t i = 0; i < classes; i++)
+        sums[i] = exp64(sums[i] - highest);
+    for (int64_t i = 0; i < classes; i++)
+        sums[i] = sum += sums[i];
+}
+
+/* The number of sums up to a bound, but for the last sum; without branches on them, which nothing predicts. */
+INLINED int64_t sums_up_to(const double *sums, int64_t classes, double bound)
+{
+    int64_t first = 0;
+    for (int64_t left = classes, half; left > 1; left -= half) {
+        half = left / 2;
+        first += half * (sums[first + half - 1] <= bound);
+    }
+    return smaller(first + (sums[first] <= bound), classes - 1);
+}
+
+CHECKED_ITEMS_OF(multinomial, multinomial)
+{
+    double *sums = malloc(a->classes * sizeof *sums);
+    for (int64_t row = begin; sums && row < end; row++) {
+        const float *x = (const float *)a->x + row * a->classes;
+        if (a->wide_x)
+            memcpy(sums, (const double *)a->x + row * a->classes, a->classes * sizeof *sums);
+        else
+            for (int64_t i = 0; i < a->classes; i++)
+                sums[i] = x[i];
+        sum_up(sums, a->classes);
+        for (int64_t i = row * a->count; i < (row + 1) * a->count; i++) {
+            const int64_t picked = sums_up_to(sums, a->classes, a->draws[i] * sums[a->classes - 1]);
+            if (a->wide_y)
+                ((int64_t *)a->y)[i] = picked;
+            else
+                ((int32_t *)a->y)[i] = (int32_t)picked;
+        }
+    }
+    free(sums);
+    return !sums;
+}
+
+KERNELS(random, KERNEL(random_bits, random_bits), KERNEL(multinomial, multinomial))
+
+/* The settings are the capsule of a bit generator, the number of draws of a row, and whether results have 64 bits. */
+static PyObject *random_multinomial(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    PyArrayObject *x = (PyArrayObject *)arguments[ARRAYS];
+    if (count != ARRAYS + 1 || !PyArray_Check(arguments[ARRAYS]) || !PyArray_ISCARRAY_RO(x) || PyArray_NDIM(x) != 2 ||
+        !PyArray_DIM(x, 1) || (PyArray_TYPE(x) != NPY_FLOAT && PyArray_TYPE(x) != NPY_DOUBLE))
+        return any_shape_otherwise(arguments, count);
+    PyObject *const settings = arguments[SETTINGS], *y = NULL;
+    bitgen_t *const bits = PyCapsule_GetPointer(PyTuple_GetItem(settings, 0), "BitGenerator");
+    const npy_intp dims[] = {PyArray_DIM(x, 0), PyLong_AsSsize_t(PyTuple_GetItem(settings, 1))};
+    const int wide = PyTuple_GetItem(settings, 2) == Py_True;
+    if (!PyErr_Occurred())
+        y = PyArray_EMPTY(2, dims, wide ? NPY_INT64 : NPY_INT32, 0);
+    const int64_t size = y ? dims[0] * dims[1] : 0;
+    double *draws = y ? PyMem_Malloc(size * sizeof *draws) : NULL;
+    if (y && !draws) {
+        Py_CLEAR(y);
+        PyErr_NoMemory();
+    }
+    for (int64_t i = 0; draws && i < size; i++)
+        draws[i] = bits->next_double(bits->state);
+    if (draws && size) {
+        const int64_t classes = PyArray_DIM(x, 1);
+        const struct multinomial words = {PyArray_DATA(x), draws, PyArray_DATA((PyArrayObject *)y), classes, dims[1],
+                                          PyArray_TYPE(x) == NPY_DOUBLE, wide};
+        y = any_shape_computed("multinomial", &words, dims[0], 3.0 * classes + 30.0 * dims[1],
+                               arguments[CHECKPOINT], y);
+    }
+    PyMem_Free(draws);
+    return y;
+}
+
+PyMethodDef random_functions[] = {
+    {"multinomial", FAST(random_multinomial), "multinomial(otherwise, checkpoint, settings, x): draws from rows of x."},
+    {NULL, NULL, 0, NULL},
+};
