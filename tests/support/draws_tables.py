@@ -481,6 +481,14 @@ def _tables(rng: Source, full_name: str) -> Draw:
     return Draw(name, inputs, {}, None, rng.pick([], [1, 2]), 2, domain, 1)
 
 
+@draws("NonZero tensorflow.Where")
+def _nonzero(rng: Source, full_name: str) -> Draw:
+    (name, domain), dims = short_name(full_name), rng.dims(rng.integers(5), least=0)
+    x = rng.numbers(dims, rng.pick(*_ALL, "uint16", "complex64"), 0.5)
+    x = np.where(rng.random(dims) < rng.pick(0, 0.1, 0.99), np.zeros((), x.dtype), x)
+    return Draw(name, [x], domain=domain, version=1 if domain else 26)
+
+
 @draws("Unique tensorflow.Unique tensorflow.UniqueWithCounts")
 def _distinct(rng: Source, full_name: str) -> Draw:
     name, domain = short_name(full_name)

@@ -119,6 +119,39 @@ def test_distinct_elements_equal_numpys(dtype, count, outputs):
             check(node, [x])
 
 
+PLACES = [("NonZero", ""), ("Where", "tensorflow")]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("share", [0, 0.003, 0.2, 1])
+@pytest.mark.parametrize(
+    "dims", [(), (1,), (7,), (0, 3), (5, 1, 3), (300, 2), (3, 7, 4001), (1, 200_003)]
+)
+def test_places_equal_numpys(dims, share, dtype):
+    x = np.asarray(RNG.integers(1, 9, dims)).astype(dtype)
+    x[RNG.random(dims) >= share] = 0
+    if x.dtype.kind == "f":
+        x[RNG.random(dims) < 0.1 * (share < 1)] = -0.0
+        x[RNG.random(dims) < 0.1 * (share > 0)] = np.nan
+    for name, domain in PLACES:
+        check(node_of(name, [x], domain=domain, version=1 if domain else 26), [x])
+
+
+@pytest.mark.parametrize(("name", "domain"), PLACES)
+def test_search_for_places_ends_in_the_middle_when_its_run_is_stopped(name, domain):
+    x = np.ones((3, 2**16), np.int8)
+    node = node_of(name, [x], domain=domain, version=1 if domain else 26)
+    for library in LIBRARIES:
+        kernel = kernel_of(node, library)
+        assert kernel is not None
+        whole = CountingRun()
+        working_for(whole, kernel.function, x)
+        assert whole.looks == 4
+        for last in range(1, 5):
+            with pytest.raises(Cancelled):
+                working_for(CountingRun(last), kernel.function, x)
+
+
 def test_search_for_distinct_elements_ends_in_the_middle_when_its_run_is_stopped():
     x = np.arange(900_000, dtype=np.int32)
     node = node_of("Unique", [x], outputs=2)

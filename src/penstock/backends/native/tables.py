@@ -75,6 +75,15 @@ def by_key(site: Site) -> NativeCall | None:
     return NativeCall("by_key", (*arrays, *words), wanted.elements, item_ns)
 
 
+@of_any_shape("NonZero", "tensorflow.Where")
+def nonzero(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel:
+    """NonZero and TensorFlow's Where. Strings are left to NumPy's function, as by ``unique``."""
+    plain = node.op.compile(node, types)
+    by_axis = node.op.name == "NonZero"
+    function = partial(library.functions.nonzero, plain.function, checkpoint, by_axis)
+    return replace(plain, function=function)
+
+
 @of_any_shape("Unique", "tensorflow.Unique", "tensorflow.UniqueWithCounts")
 def unique(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
     """Unique of elements. C looks at the array of each call: what it has no code for, such as
