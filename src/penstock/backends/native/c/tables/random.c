@@ -170,8 +170,14 @@ static PyObject *random_multinomial(PyObject *module, PyObject *const *arguments
         Py_CLEAR(y);
         PyErr_NoMemory();
     }
+#ifdef Py_GIL_DISABLED /* else no other thread draws meanwhile */
+    Py_BEGIN_CRITICAL_SECTION(settings);
+#endif
     for (int64_t i = 0; draws && i < size; i++)
         draws[i] = bits->next_double(bits->state);
+#ifdef Py_GIL_DISABLED
+    Py_END_CRITICAL_SECTION();
+#endif
     if (draws && size) {
         const int64_t classes = PyArray_DIM(x, 1);
         const struct multinomial words = {PyArray_DATA(x), draws, PyArray_DATA((PyArrayObject *)y), classes, dims[1],
