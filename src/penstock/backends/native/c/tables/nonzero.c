@@ -5,7 +5,7 @@
 
 /* Elements between two checks whether the run must stop, and that are counted in their own type; bytes of a block,
    which is skipped if all are 0. */
-enum { BETWEEN = 1 << 16, WORTH_UNLOCK = 1 << 12, COUNTED = 128, BLOCK = 32 };
+enum { BETWEEN = 1 << 16, WORTH_UNLOCK = 1 << 12, COUNTED = 128, BLOCK = 32, LONG_ROW = 64 };
 
 /* Elements of `nbytes` that are not 0 if they have any bits of a mask of 8 bytes: of floats, all but the signs. */
 typedef struct {
@@ -72,12 +72,17 @@ static void split_places(const npy_intp *dims, int rank, int64_t *to, int64_t st
     for (int axis = rank - 1; axis > 0; axis--) {
         const int64_t dim = dims[axis];
         const double inverse = 1.0 / dim;
-        int64_t *place = to + axis * apart;
+        int64_t *place = to + axis * apart, row = 0, first = 0;
         for (int64_t i = 0; i < count; i++, place += step) {
-            int64_t row = (int64_t)(*place * inverse), rest = *place - row * dim;
-            row += (rest >= dim) - (rest < 0);
+            /* Places ascend. Whether one is in the row of the last is predicted if rows are long. */
+            if (dim < LONG_ROW || *place - first >= dim) {
+                row = (int64_t)(*place * inverse);
+                const int64_t rest = *place - row * dim;
+                row += (rest >= dim) - (rest < 0);
+                first = row * dim;
+            }
             place[-apart] = row;
-            *place -= row * dim;
+            *place -= first;
         }
     }
 }
