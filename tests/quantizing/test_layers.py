@@ -20,7 +20,7 @@ def coded(graph, choice):
 def test_layers_have_types_by_operation():
     layers = {layer.name: layer for layer in layers_of(graph_of(convolutional()))}
     assert [*layers] == ["first", "depthwise", "point", "last", "dense"]
-    every = ["float32", "static", "dynamic", "bfloat16", "weights8", "weights16"]
+    every = ["float32", "static", "dynamic", "bfloat16", "bfloat16x8", "weights8", "weights16"]
     assert layers["point"].types == every
     odd = [name for name, layer in layers.items() if "bfloat16" not in layer.types]
     assert odd == ["first", "depthwise"]  # kernels multiply pairs of channels

@@ -13,7 +13,7 @@ from penstock.core.records import replace
 from penstock.frontends.onnx.writer import onnx_bytes
 from penstock.quantizing.layers import codes_of, layers_of
 from penstock.quantizing.rewriting import ValueRange, rewritten
-from penstock.quantizing.source import float_model
+from penstock.quantizing.source import constant_bytes, float_model
 from tests.support.quantizable import convolutional, feed_forward, images, rows, with_weights
 
 MODELS = {"convolutional": (convolutional, images), "feed_forward": (feed_forward, rows)}
@@ -38,7 +38,7 @@ def written(name: str, type_: str):
     ("type_", "most"),
     [
         *(("static", 0.02), ("dynamic", 0.02), ("weights8", 0.01), ("weights16", 0.001)),
-        *(("blocks8", 0.01), ("blocks4", 0.1), ("bfloat16", 0.01)),
+        *(("blocks8", 0.01), ("blocks4", 0.1), ("bfloat16", 0.01), ("bfloat16x8", 0.01)),
     ],
 )
 def test_types_are_near_the_float_model_and_onnxruntime(name, type_, most):
@@ -65,6 +65,18 @@ def test_layers_of_one_input_share_its_codes():
     model, _, _ = written("feed_forward", "dynamic")
     counts = Counter(node.op.name for node in model.graph.nodes)
     assert counts["DynamicQuantizeLinear"] == counts["MatMulInteger"] == 2
+
+
+def test_layers_of_bfloat16_are_the_same_steps_if_their_weights_are_stored_as_codes():
+    sizes, steps = [], []
+    for type_ in ("bfloat16", "bfloat16x8"):
+        model, _, x = written("convolutional", type_)
+        sizes.append(constant_bytes(model.graph))
+        session = ps.compile(model)
+        session.run({"x": x})
+        steps.append([(step.backend, str(step.node.op)) for step in session.inspect.plan.walk()])
+    assert sizes[1] < 0.65 * sizes[0]
+    assert steps[0] == steps[1]
 
 
 def test_layers_of_one_input_share_its_rounding_to_bfloat16():

@@ -1,6 +1,7 @@
 """The search: what it tries, and what it chooses. Times are made up, so that nothing depends on the
 machine."""
 
+from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import penstock as ps
 from penstock.frontends.onnx.writer import onnx_bytes
 from penstock.quantizing import search as searching
+from penstock.quantizing.layers import ROUNDING
 from penstock.quantizing.measuring import FloatReference, error_limit
 from penstock.quantizing.record import FLOAT, Record
 from penstock.quantizing.samples import held_out_apart, samples_of
@@ -158,25 +160,49 @@ def test_weights_are_stored_in_16_bits_where_8_have_too_large_an_error(search, m
     assert sizes[2e-3] < 0.28 < sizes[3e-4] <= 0.5 < sizes[1e-4] < 1
 
 
-def test_bfloat16_is_chosen_where_it_is_fastest(search, monkeypatch):
+@pytest.fixture
+def fast_bfloat16(monkeypatch):
+    """Layers of bfloat16 are the fastest ones."""
     for type_, share in (("static", 2.0), ("dynamic", 2.0), ("blocks8", 2.0), ("bfloat16", 0.5)):
         monkeypatch.setitem(SPEED, type_, share)
 
     def seconds(sessions, *_):
         names = [[node.op.name for node in own.model.graph.nodes] for own in sessions]
-        return [2.0 if "QuantizeLinear" in own else 1 - own.count("Cast") / 100 for own in names]
+        return [2.0 if "QuantizeLinear" in own else 1.0 - ("Cast" in own) / 10 for own in names]
 
     monkeypatch.setattr(searching, "seconds_in_turns", seconds)
+
+
+def test_bfloat16_is_chosen_where_it_is_fastest(search, fast_bfloat16):
     point = search.run()
-    rounded = {name for name, type_ in point.choice.items() if type_ == "bfloat16"}
+    rounded = {name for name, type_ in point.choice.items() if type_ == "bfloat16x8"}
     assert rounded == {"point", "last", "dense"}
-    assert 0 < point.limit <= 0.02 and point.size < 0.52
+    assert 0 < point.limit <= 0.02 and point.size < 0.28
     form = search.form(point.choice)
     model, x = search.with_graph(form), search.sample["x"]
     (theirs,) = onnxruntime.InferenceSession(onnx_bytes(model)).run(None, {"x": x})
     wanted = search.original(x)
     np.testing.assert_allclose(ps.compile(model)(x), theirs, atol=1e-5 * np.ptp(wanted))
     assert 0 < np.abs(theirs - wanted).max() < 0.02 * np.ptp(wanted)
+
+
+def test_weights_of_bfloat16_are_codes_as_far_as_the_error_allows(
+    search, fast_bfloat16, monkeypatch
+):
+    chosen = search.run()
+    rounded = [name for name, type_ in chosen.choice.items() if type_ in ROUNDING]
+
+    def errors(self, session, reference):
+        codes = [n for n in session.model.graph.nodes if n.op.name == "DequantizeLinear"]
+        return (0.001 * len(codes),) * 3
+
+    monkeypatch.setattr(Search, "errors", errors)
+    search.record = Record()
+    before = search.point(dict.fromkeys(rounded, "bfloat16"), "operands in bfloat16")
+    point = search.smaller(before, 0.0025)
+    types = Counter(point.choice.values())
+    assert types["bfloat16x8"] >= 1 and types["bfloat16x8"] + types["weights8"] == 2
+    assert point.limit == 0.002 and point.size < before.size
 
 
 def test_layers_that_a_deadline_leaves_no_time_for_stay_float(search):

@@ -3,16 +3,17 @@
 A *layer* is a node with large constant weights: a convolution or a product, or another operation
 whose weights can only be stored as codes. It has one of these types:
 
-========= =================================================================================
-float32   unchanged
-static    input and weights are 8-bit codes; the range of the input is from the samples
-dynamic   input and weights are 8-bit codes; the range of the input is from each run
-blocks8   weights are codes of 8 bits in blocks along the inner dim, and so is the input
-blocks4   the same with weights of 4 bits
-bfloat16  input and weights are rounded to bfloat16, and products summed in float32
-weights8  weights are stored as codes of 8 bits, and are float32 when the model is loaded
-weights16 weights are stored as float16, and are float32 when the model is loaded
-========= =================================================================================
+========== =================================================================================
+float32    unchanged
+static     input and weights are 8-bit codes; the range of the input is from the samples
+dynamic    input and weights are 8-bit codes; the range of the input is from each run
+blocks8    weights are codes of 8 bits in blocks along the inner dim, and so is the input
+blocks4    the same with weights of 4 bits
+bfloat16   input and weights are rounded to bfloat16, and products summed in float32
+bfloat16x8 the same with weights that are stored as codes of 8 bits
+weights8   weights are stored as codes of 8 bits, and are float32 when the model is loaded
+weights16  weights are stored as float16, and are float32 when the model is loaded
+========== =================================================================================
 """
 
 from __future__ import annotations
@@ -28,13 +29,24 @@ from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 
 LayerType: TypeAlias = Literal[
-    "float32", "static", "dynamic", "bfloat16", "blocks8", "blocks4", "weights8", "weights16"
+    "float32",
+    "static",
+    "dynamic",
+    "bfloat16",
+    "bfloat16x8",
+    "blocks8",
+    "blocks4",
+    "weights8",
+    "weights16",
 ]
 Choice: TypeAlias = Mapping[str, LayerType]
 """The type of each layer by the name of its node; layers that are missing are float32"""
 
 STORING: tuple[LayerType, ...] = ("weights8", "weights16")
 """types that only change the storage of weights, not the computation in a run"""
+
+ROUNDING: tuple[LayerType, ...] = ("bfloat16", "bfloat16x8")
+"""types whose products are of bfloat16"""
 
 BLOCK = 32  # weights that share a scale
 _LEAST_WEIGHTS = 64  # of a layer that is worth a look
@@ -164,7 +176,7 @@ def are_transposed(one: Value, other: Value) -> bool:
     return np.array_equal(a, b.T)
 
 
-_CODED = {"static": "weights8", "dynamic": "weights8"}
+_CODED = {"static": "weights8", "dynamic": "weights8", "bfloat16x8": "weights8"}
 
 
 def same_storage(first: LayerType, second: LayerType) -> bool:
@@ -235,7 +247,7 @@ def _computing(node: Node) -> QuantizableLayer | None:
         stored = [Stored(1, value, 0)]
         types: list[LayerType] = ["float32", "static", "dynamic"]
         # Kernels multiply pairs of channels.
-        types += ["bfloat16"] if weights.shape[1] % 2 == 0 else []
+        types += ROUNDING if weights.shape[1] % 2 == 0 else []
         types += _stored_types(stored)
         return QuantizableLayer(node, stored, types, x, bias, channels=1)
     attrs = node.attrs
@@ -246,7 +258,7 @@ def _computing(node: Node) -> QuantizableLayer | None:
     if bias is not None and (attrs.get("beta", 1.0) != 1 or bias.size != columns):
         return None
     stored = [Stored(1, value, axis)]
-    types = ["float32", "static", "dynamic", "bfloat16", *_stored_types(stored)]
+    types = ["float32", "static", "dynamic", *ROUNDING, *_stored_types(stored)]
     # The last block of a row would be padded, for which kernels have no room.
     if inner % BLOCK == 0:
         types += ["blocks8", "blocks4"]

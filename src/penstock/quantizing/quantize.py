@@ -31,6 +31,7 @@ from penstock.host.native import library
 from penstock.host.replace_file import replacing
 from penstock.host.stop_condition import StopCondition
 from penstock.ir.graph import Model
+from penstock.quantizing.layers import ROUNDING
 from penstock.quantizing.measuring import Metric, seconds_in_turns
 from penstock.quantizing.record import Point, Record
 from penstock.quantizing.report import describe_search, error_text, report_of_layers
@@ -238,7 +239,7 @@ def quantize(model: ModelLike, data: Source, **options: object) -> Quantized:
             search.leave_out("dynamic")
         loaded_kernels = library()
         if loaded_kernels is None or not loaded_kernels.functions.multiplies_bfloat16:
-            search.leave_out("bfloat16")
+            search.leave_out(ROUNDING)
         if own.resume is not None:
             search.record = Record.at(Path(own.resume), _key(source, samples, own))
         del source  # as large as the model

@@ -10,7 +10,7 @@ from penstock.core.types import JsonObject
 from penstock.ir.tables import html_table
 from penstock.ops.internal.fused import operation_name
 from penstock.quantizing.costs import by_node
-from penstock.quantizing.layers import STORING, LayerType, QuantizableLayer
+from penstock.quantizing.layers import ROUNDING, STORING, LayerType, QuantizableLayer
 from penstock.quantizing.measuring import step_seconds_of
 from penstock.quantizing.record import Point
 from penstock.quantizing.search import Search
@@ -118,6 +118,7 @@ def _reason(search: Search, layer: QuantizableLayer, point: Point) -> str:
             return "smaller at the same speed"
         return f"smaller at the same speed; as weights8 it alone makes an error of {codes**0.5:.2g}"
     if type_ != "float32":
+        type_ = "bfloat16" if type_ in ROUNDING else type_
         return f"{times.get(type_, 0.0) * 1e3:.3g} ms in place of {before * 1e3:.3g}"
     if not times:
         return "no kernel of fewer bits is available for it"

@@ -216,8 +216,11 @@ class _Rewriting:
         elif type_ == "weights16":
             self.stored_as_halves(layer, np.dtype(np.float16))
         elif type_ == "bfloat16":
-            layer.node.inputs[0] = self.rounded_to_bfloat16(layer.node.inputs[0])
+            node.inputs[0] = self.rounded_to_bfloat16(node.inputs[0])
             self.stored_as_halves(layer, _BFLOAT16)
+        elif type_ == "bfloat16x8":
+            node.inputs[0] = self.rounded_to_bfloat16(node.inputs[0])
+            self.stored_as_codes(layer)
         else:
             self.blocks(layer, int(type_.removeprefix("blocks")))
 
@@ -300,9 +303,10 @@ class _Rewriting:
         return self.cache[key]
 
     def has_learned(self, layer: QuantizableLayer) -> bool:
-        """Whether a layer has weights8 with codes that were learned."""
-        is_own, own = self.choice.get(layer.name) == "weights8", layer.stored[0]
-        return is_own and (own.value, own.axis, "weights8") in self.cache
+        """Whether a layer only stores codes, and these were learned."""
+        type_, own = self.choice.get(layer.name), layer.stored[0]
+        is_stored = type_ in ("weights8", "bfloat16x8")
+        return is_stored and (own.value, own.axis, "weights8") in self.cache
 
     def stored(self, layer: QuantizableLayer, own: Stored) -> tuple[Value, np.ndarray]:
         """Weights that are stored as codes, and their scales."""
@@ -320,7 +324,10 @@ class _Rewriting:
         node, own = layer.node, layer.stored[0]
         if node.op.name != "Gather" or own.place or node.attrs.get("axis", 0) or own.axis:
             for stored in layer.stored:
-                node.inputs[stored.place] = self.stored(layer, stored)[0]
+                weights = self.stored(layer, stored)[0]
+                if self.choice[layer.name] == "bfloat16x8":
+                    weights = self.rounded_to_bfloat16(weights)
+                node.inputs[stored.place] = weights
             # Corrections are for the nearest codes.
             bias = None if layer.x is None or self.has_learned(layer) else self.bias(layer)
             if bias is not None:

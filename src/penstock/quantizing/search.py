@@ -20,7 +20,7 @@ Measurements are kept in a ``Record``, which can be saved and loaded to resume a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -72,7 +72,13 @@ _ROUNDS, _MOST_SCALE = 4, 8.0
 _TIME_SHARE = 1e-6  # errors that a second counts, where time hardly matters
 _SAME = 1.05  # the ratio of times up to which a choice counts as equally fast
 _NEARLY = 1.02  # the ratio of times up to which either of two choices may be taken
-_REAL = ("float32", "weights16")  # types that may become smaller at the same speed
+_REAL = ("float32", "weights16")  # types with which a layer computes the same
+# The types that store the same layers as codes, at the same speed.
+_CODES_OF: Mapping[LayerType, LayerType] = {
+    "float32": "weights8",
+    "weights16": "weights8",
+    "bfloat16": "bfloat16x8",
+}
 _STORED = "with stored weights"
 _LEARNING = 0.5  # part of the time for layers that may be used to learn roundings
 _MATTERING = 0.98  # part of the bytes of weights in layers that are worth measuring alone
@@ -89,6 +95,7 @@ class Goal:
 
 
 Compile = Callable[[Model], Session]
+_Typed = tuple[QuantizableLayer, LayerType]
 
 
 @dataclass(eq=False)
@@ -125,10 +132,10 @@ class Search:
         # for choices among measured layers.
         self.layers_until = math.inf
 
-    def leave_out(self, type_: LayerType) -> None:
-        """Let no layer have a type."""
+    def leave_out(self, types: Collection[LayerType]) -> None:
+        """Let no layer have one of the types."""
         self.layers = [
-            own._replace(types=[t for t in own.types if t != type_]) for own in self.layers
+            own._replace(types=[t for t in own.types if t not in types]) for own in self.layers
         ]
 
     # Forms of the model.
@@ -526,40 +533,42 @@ class Search:
         return next((p for p in self.record.points if not p.choice), FLOAT)
 
     def smaller(self, point: Point, bound: float) -> Point:
-        """Return the point with the weights of its float32 layers stored in 16 bits, or in 8, if
-        the error allows it."""
-        rest = [own for own in self.layers if point.choice.get(own.name, "float32") in _REAL]
-        coded = [own for own in rest if self.stores_codes(own)]
-        halved = [own for own in rest if "weights16" in own.types]
+        """Return the point with the weights of its float32 layers stored in 16 bits, or those of
+        float32 and bfloat16 in 8, if the error allows it."""
+        halved: list[_Typed] = []
+        coded: list[_Typed] = []
+        for own in self.layers:
+            type_ = point.choice.get(own.name, "float32")
+            codes = _CODES_OF.get(type_)
+            if codes in own.types and self.stores_codes(own):
+                coded.append((own, codes))
+            if type_ in _REAL and "weights16" in own.types:
+                halved.append((own, "weights16"))
 
         def fits(tried: Point) -> bool:
             return tried.limit <= bound and tried.time <= max(_SAME * point.time, 1.0)
 
         # Before roundings are learned: a result in case the deadline passes meanwhile.
-        best = self.stored(point, halved, "weights16", fits)
-        self.learn([own for own in coded if own.learns], ["weights8"])
-        return self.stored(best, coded, "weights8", fits)
+        best = self.stored(point, halved, fits)
+        self.learn([own for own, _ in coded if own.learns], ["weights8"])
+        return self.stored(best, coded, fits)
 
     def stored(
-        self,
-        point: Point,
-        layers: Sequence[QuantizableLayer],
-        type_: LayerType,
-        fits: Callable[[Point], bool],
+        self, point: Point, wanted: Sequence[_Typed], fits: Callable[[Point], bool]
     ) -> Point:
-        """The point, with as many of the layers stored as a type as still fits, those first that
-        make the least error for a byte."""
+        """The point, with as many layers stored as the types wanted for them as still fits, those
+        first that make the least error for a byte."""
 
-        def tried(some: Sequence[QuantizableLayer]) -> Point:
-            return self.point({**point.choice, **{own.name: type_ for own in some}}, _STORED)
+        def tried(some: Sequence[_Typed]) -> Point:
+            return self.point({**point.choice, **{own.name: t for own, t in some}}, _STORED)
 
-        if not layers or fits(best := tried(layers)):
-            return best if layers else point
-        layers, best = self.by_error(layers, type_), point
-        low, high = 0, len(layers) + 1
+        if not wanted or fits(best := tried(wanted)):
+            return best if wanted else point
+        wanted, best = self.by_error(wanted), point
+        low, high = 0, len(wanted) + 1
         while high - low > 1:
             middle = (low + high) // 2
-            if fits(more := tried(layers[:middle])):
+            if fits(more := tried(wanted[:middle])):
                 best, low = more, middle
             else:
                 high = middle
@@ -568,31 +577,27 @@ class Search:
     def stores_codes(self, layer: QuantizableLayer) -> bool:
         """Whether a layer is as fast with weights that are stored as codes. Nearly all compute the
         same; rows of tables are made of codes in each run."""
-        if "weights8" not in layer.types:
-            return False
         before, after = (
             self.seconds.get(type_, self.seconds["float32"]).layers.get(layer.name, 0.0)
             for type_ in ("float32", "weights8")
         )
         return layer.node.op.name != "Gather" or after <= _SAME * before
 
-    def by_error(
-        self, layers: Sequence[QuantizableLayer], type_: LayerType
-    ) -> list[QuantizableLayer]:
-        """Layers by the error that they make as a type for a byte, the least first, without those
-        that have next to no weights."""
-        layers = sorted(layers, key=lambda own: own.nbytes("float32"), reverse=True)
-        enough = _MATTERING * sum(own.nbytes("float32") for own in layers)
+    def by_error(self, wanted: Sequence[_Typed]) -> list[_Typed]:
+        """Layers by the error that they make as their types for a byte, the least first, without
+        those that have next to no weights."""
+        wanted = sorted(wanted, key=lambda each: each[0].nbytes("float32"), reverse=True)
+        enough = _MATTERING * sum(own.nbytes("float32") for own, _ in wanted)
         so_far = 0.0
         large = []
-        for own in layers:
+        for own, type_ in wanted:
             if so_far < enough:
-                large.append(own)
+                large.append((own, type_))
             so_far += own.nbytes("float32")
-        self.measure_each([(own.name, type_) for own in large])
+        self.measure_each([(own.name, type_) for own, type_ in large])
         errors = self.record.errors
-        large = [own for own in large if type_ in errors.get(own.name, {})]
-        return sorted(large, key=lambda own: errors[own.name][type_] / own.nbytes("float32"))
+        large = [(own, type_) for own, type_ in large if type_ in errors.get(own.name, {})]
+        return sorted(large, key=lambda e: errors[e[0].name][e[1]] / e[0].nbytes("float32"))
 
     def room(self, share: float) -> float:
         """The bytes that the weights of layers may have where all constants may have a share of the
