@@ -34,7 +34,7 @@ from bench.models import models
 from bench.quantize_exports import NETWORKS, feeds_of, path_of
 from bench.quantize_samples import samples
 from bench.run import machine
-from penstock.quantizing.measuring import FloatReference, seconds_in_turns
+from penstock.quantizing.measuring import TURNS, FloatReference, seconds_in_turns
 from penstock.quantizing.samples import samples_of
 
 HERE = Path(__file__).parent
@@ -76,7 +76,7 @@ def measure(name: str, path: Path, feeds: Mapping[str, np.ndarray]) -> dict:
     original = ps.compile(str(path), threads=1, cache=False)
     candidate = ps.compile(quantized.model, threads=1, cache=False)
     unseen = FloatReference.of(original, samples_of(every[COUNT:], list(feeds)))
-    times = seconds_in_turns([candidate, original], every[0], 4.0)
+    times = seconds_in_turns([candidate, original], every[0], 4.0, 50 * TURNS)
     fastest = min(report["points"], key=lambda p: p["time"], default=None)
     return {
         "model": name,

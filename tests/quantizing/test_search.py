@@ -214,6 +214,15 @@ def test_layers_that_a_deadline_leaves_no_time_for_stay_float(search):
     assert {*point.choice.values()} <= {"weights8", "weights16"}
 
 
+def test_choices_leave_time_to_store_weights(search, monkeypatch):
+    search.goal, search.choices_until = Goal(0.001), 0.0
+    point = search.run()
+    assert search.record.errors
+    assert not [p for p in search.record.points if p.note.startswith("errors up to")]
+    assert point.limit <= 0.001 and point.size <= 0.5
+    assert "float32" not in [point.choice.get(own.name, "float32") for own in search.layers]
+
+
 def test_deadline_ends_learning_and_a_size_is_met_nevertheless(search):
     search.goal, search.layers_until = Goal(size=0.3), 0.0
     point = search.run()

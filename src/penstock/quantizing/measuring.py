@@ -26,7 +26,7 @@ sample to a number, which is 0 if they are equally good"""
 EXCEEDING = 0.01
 """the probability that a further sample has a larger error than the bound"""
 _TAIL = 4  # one in as many errors tells how far larger ones reach
-_TURNS, _FEWEST = 40, 5  # runs of each session, at most and at least
+TURNS, _FEWEST = 40, 5  # runs of each session, at most and at least
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,18 +131,18 @@ def error_limit(errors: Sequence[float], exceeding: float = EXCEEDING) -> float:
 
 
 def seconds_in_turns(
-    sessions: Sequence[Session], sample: Sample, seconds: float = 1.5
+    sessions: Sequence[Session], sample: Sample, seconds: float = 1.5, turns: int = TURNS
 ) -> list[float]:
     """Measure the seconds of a run of several sessions. They run in turn, so that other load on the
     machine affects all of them. Returns the minimum for each, since other processes only add time.
-    No turn begins after ``seconds``."""
+    At most ``turns``; none begins after ``seconds``."""
     taken: list[list[float]] = [[] for _ in sessions]
     for session in sessions:
         # The number of threads of kernels is chosen in the first runs.
         for _ in range(3):
             session.run(sample)
     begin = perf_counter()
-    for turn in range(_TURNS):
+    for turn in range(turns):
         if turn >= _FEWEST and perf_counter() - begin > seconds:
             break
         checkpoint()

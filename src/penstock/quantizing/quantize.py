@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 
 DEFAULT_ERROR = 0.01
 """the bound on the error where no goal is stated: one percent of the spread of an output"""
-_LAYERS_SHARE = 0.6  # part of the time to a deadline in which layers are measured one by one
+# Parts of the time to a deadline in which layers are measured one by one, and in which choices
+# among them are tried. The rest is for the storage of weights.
+_LAYERS_SHARE, _CHOICES_SHARE = 0.5, 0.75
 ModelLike: TypeAlias = "Model | str | os.PathLike[str] | bytes"
 _SESSION, _TFLITE = ".penstock", ".tflite"
 
@@ -276,7 +278,9 @@ def _tflite_source(model: ModelLike) -> bytes:
 def _found(search: Search, timeout: float | None) -> Point:
     """The best point; if time is over, the best one so far."""
     if timeout is not None:
-        search.layers_until = perf_counter() + _LAYERS_SHARE * timeout
+        begin = perf_counter()
+        search.layers_until = begin + _LAYERS_SHARE * timeout
+        search.choices_until = begin + _CHOICES_SHARE * timeout
     point: Point | None = None
     try:
         with cancelled_by(StopCondition(timeout, None, "quantizing")):

@@ -128,9 +128,9 @@ class Search:
         floats = sum(layer.nbytes("float32") for layer in self.layers)
         self.others = constant_bytes(self.form({}).graph) - floats
         self.seconds: dict[LayerType, NodeSeconds] = {}
-        # The time until which layers are measured one by one. The rest of the time to a deadline is
-        # for choices among measured layers.
-        self.layers_until = math.inf
+        # The times until which layers are measured one by one, and until which choices among them
+        # are tried. The rest of the time to a deadline is for the storage of weights.
+        self.layers_until = self.choices_until = math.inf
 
     def leave_out(self, types: Collection[LayerType]) -> None:
         """Let no layer have one of the types."""
@@ -463,6 +463,8 @@ class Search:
             low, high = 0.0, max(self.costs().total(fastest.choice).error, bound * bound)
             budget = min(bound * bound if self.metric is None else high / 4, high / 2)
             for _ in range(_BISECTIONS):
+                if perf_counter() > self.choices_until:
+                    break
                 point = self.point(
                     costs.fastest_within(budget, weight), f"errors up to {budget:.2g}"
                 )
@@ -473,7 +475,7 @@ class Search:
                 if low and high / low < _CLOSE:
                     break
                 budget = math.sqrt(low * high) if low else high / 4
-            if low:
+            if low and perf_counter() < self.choices_until:
                 # The learned costs of conversions may be wrong for some of them.
                 guessed = self.measured(self.costs(conversion_scale=1.0))
                 self.point(guessed.fastest_within(low, weight), "the same with guessed conversions")
