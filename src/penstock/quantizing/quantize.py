@@ -48,7 +48,7 @@ DEFAULT_ERROR = 0.01
 """the bound on the error where no goal is stated: one percent of the spread of an output"""
 # Parts of the time to a deadline in which layers are measured one by one, and in which choices
 # among them are tried. The rest is for the storage of weights.
-_LAYERS_SHARE, _CHOICES_SHARE = 0.5, 0.75
+_LAYERS_SHARE, _CHOICES_SHARE = 0.6, 0.85
 ModelLike: TypeAlias = "Model | str | os.PathLike[str] | bytes"
 _SESSION, _TFLITE = ".penstock", ".tflite"
 

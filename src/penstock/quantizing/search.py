@@ -586,8 +586,8 @@ class Search:
         return layer.node.op.name != "Gather" or after <= _SAME * before
 
     def by_error(self, wanted: Sequence[_Typed]) -> list[_Typed]:
-        """Layers by the error that they make as their types for a byte, the least first, without
-        those that have next to no weights."""
+        """Layers by the error that they make as their types for a byte, the least first, and then
+        those that were not measured, without those that have next to no weights."""
         wanted = sorted(wanted, key=lambda each: each[0].nbytes("float32"), reverse=True)
         enough = _MATTERING * sum(own.nbytes("float32") for own, _ in wanted)
         so_far = 0.0
@@ -597,9 +597,13 @@ class Search:
                 large.append((own, type_))
             so_far += own.nbytes("float32")
         self.measure_each([(own.name, type_) for own, type_ in large])
-        errors = self.record.errors
-        large = [(own, type_) for own, type_ in large if type_ in errors.get(own.name, {})]
-        return sorted(large, key=lambda e: errors[e[0].name][e[1]] / e[0].nbytes("float32"))
+
+        def error_for_a_byte(each: _Typed) -> float:
+            own, type_ = each
+            error = self.record.errors.get(own.name, {}).get(type_, math.inf)
+            return error / own.nbytes("float32")
+
+        return sorted(large, key=error_for_a_byte)
 
     def room(self, share: float) -> float:
         """The bytes that the weights of layers may have where all constants may have a share of the
