@@ -238,7 +238,7 @@ def quantize(model: ModelLike, data: Source, **options: object) -> Quantized:
         # Not from the cache of sessions: a candidate is used once.
         search = Search(run(loaded), folded, samples, own.goal, run, own.metric, rewriter=rewriter)
         if own.independent_rows:
-            search.leave_out("dynamic")
+            search.leave_out(["dynamic"])
         loaded_kernels = library()
         if loaded_kernels is None or not loaded_kernels.functions.multiplies_bfloat16:
             search.leave_out(ROUNDING)
