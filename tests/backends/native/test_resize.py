@@ -100,6 +100,15 @@ def test_resize_of_any_axes_is_close_to_numpy(mode, axes):
     check(node, inputs, {"rtol": 0, "atol": 1e-4})
 
 
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("scale", [2, 0.25])
+def test_resize_of_elements_of_many_numbers_equals_numpy(scale, mode, dtype):
+    inputs = [image((2, 40, 1300), dtype), None, np.array([scale], np.float32)]
+    node = node_of("Resize", inputs, [2], mode=mode, axes=(1,), antialias=int(scale < 1))
+    check(node, inputs, {"rtol": 0, "atol": 1e-4 if dtype == "float32" else 1})
+
+
 def test_resize_with_positions_outside_of_the_input_has_no_compiled_kernel():
     roi = np.array([0, 0, -1, 0, 1, 1, 1, 2], np.float32)
     inputs = [image((1, 1, 4, 4), "float32"), roi, None, np.array([1, 1, 5, 5])]

@@ -17,7 +17,7 @@ from penstock.ops.onnx.pad import pad_widths, padded_places
 from penstock.ops.onnx.resize import Table, resize_tables
 
 _MOST_ROWS, _SPAN = 256, 4096  # as in c/windows/resize.c
-_CHUNK = 512  # most elements of a row whose sums are computed at once
+_CHUNK, _WIDEST = 512, 512  # most elements of a row whose sums are computed at once, and numbers
 _MOST_INDEX = 2**31
 _REALS = {
     "float64": "float64",
@@ -179,15 +179,18 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
         raise UnsupportedError
     nearest, indices, run = "nearest" in name, reads[-1][0], (0, 0)
     if nearest:
-        chunk, spans = int(inner == 1 and _doubles(tables[row])), None
+        chunk, wide, spans = int(inner == 1 and _doubles(tables[row])), 0, None
         run = _longest_run(indices[0]) if inner == 1 else run
     else:
         # Vectors of the result are made of vectors of two rows where they see no more of them.
-        chunk, spans = _chunks(indices, _lanes(site, name, taps)) if inner == 1 else (1, None)
+        lanes = _lanes(site, name, taps) if inner == 1 else 0
+        chunk, wide, spans = _chunks(indices, inner, lanes)
     length = y.dims[row] * inner
-    additions = 4 * length if nearest else 6 * length * taps[-1]
+    additions = 4 * length
     if not nearest:
-        additions += math.prod(taps[:-1]) * (2 * x.dims[row] if inner == 1 else 6 * length)
+        # Elements of many numbers are added in vectors.
+        additions = 2 * (3 if inner == 1 else 1) * length * taps[-1]
+        additions += math.prod(taps[:-1]) * 2 * x.dims[row] * inner
     weights = np.concatenate([part.reshape(-1) for _, part in reads])
     reals, bits = _arithmetic(site, name, len(tables))
     return NativeCall(
@@ -197,7 +200,7 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
             np.concatenate([part.reshape(-1) for part, _ in reads]).astype(np.int32),
             None if nearest else weights.astype(reals),
             spans,
-            *(len(entries), inner, chunk, *run, bits),
+            *(len(entries), inner, chunk, wide, *run, bits),
         ),
         items=items,
         item_ns=rows_ns(additions, rows=1),
@@ -258,16 +261,20 @@ def _lanes(site: Site, name: str, taps: Sequence[int]) -> int:
     return LANES.get(site.library.level, 0) if of_two else 0
 
 
-def _chunks(indices: np.ndarray, lanes: int) -> tuple[int, np.ndarray]:
-    """The elements of a row that are computed at once, and the first and the last + 1 that each
-    chunk reads [chunks, 2]: ``lanes`` if two of as many are read for each."""
-    low, high = indices.min(0), indices.max(0) + 1
-    # A buffer of fixed size holds what a chunk reads; an axis that shrinks reads more than it
-    # writes.
-    sizes = [(_CHUNK >> i, _SPAN) for i in range(_CHUNK.bit_length())]
-    for chunk, most in [(lanes, lanes), *sizes] if lanes and len(indices) == 2 else sizes:
+def _chunks(indices: np.ndarray, inner: int, lanes: int) -> tuple[int, int, np.ndarray]:
+    """The elements of a row that are computed at once, each ``inner`` numbers, how many of these
+    are, and the first and the last + 1 that each chunk reads [chunks, 2]: ``lanes`` if two of as
+    many are read for each."""
+    low, high, wide = indices.min(0), indices.max(0) + 1, min(inner, _WIDEST)
+    # Buffers of fixed size hold what a chunk reads, and its sums; an axis that shrinks reads more
+    # than it writes.
+    most = min(_CHUNK, _SPAN // wide)
+    sizes = [(most >> i, _SPAN // wide) for i in range(most.bit_length() - 1)]
+    sizes = [*[(lanes, lanes)] * (lanes > 0 and len(indices) == 2), *sizes, (1, _SPAN)]
+    for chunk, room in sizes:
         starts = np.arange(0, len(low), chunk)
         spans = np.stack([np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)], 1)
-        if (spans[:, 1] - spans[:, 0]).max() <= most:
-            return chunk, spans.astype(np.int32)
+        longest = (spans[:, 1] - spans[:, 0]).max()
+        if longest <= room:
+            return chunk, min(wide, int(_SPAN // longest)), spans.astype(np.int32)
     raise UnsupportedError

@@ -6,7 +6,7 @@
 #include "families.h"
 #include "floats.h"
 
-enum { MOST_ROWS = 256, SPAN = 4096, BLOCK = 256 };
+enum { MOST_ROWS = 256, SPAN = 4096 };
 
 typedef struct {
     int64_t count, x_stride, y_stride, taps;
@@ -20,7 +20,7 @@ struct resize {
     const int32_t *indices;
     const void *weights;
     const int32_t *spans; /* [chunks, 2]: the elements of a row that each chunk of a result reads */
-    int64_t n_axes, inner, chunk;
+    int64_t n_axes, inner, chunk, wide; /* numbers of an element that are computed at once */
     int64_t run, run_length; /* elements of a nearest row that are contiguous in the input */
     int64_t bits;            /* fractional bits of sums of codes */
 };
@@ -89,92 +89,85 @@ static void permuted_row(const struct resize *a, const float *x, float *y, const
     }
 }
 
-/* Sums of weighted rows: for single numbers, first all input rows to one, then along it; for longer elements, in one
-   step. They are computed in the type `real`, and converted by STORED. */
+/* Weighted sums of elements of `width` numbers each, of a row that begins at `base`, for elements `from` to `to` of the
+   result, whose sums are `pitch` apart. */
+#define BLEND(real)                                                                               \
+    static __attribute__((noinline)) void blend_##real(const struct resize *a, const real *base, real *restrict sums,\
+                                                       int64_t from, int64_t to, int64_t width, int64_t pitch)\
+    {                                                                                             \
+        const axis *along = &a->axes[a->n_axes - 1];                                              \
+        const int64_t count = along->count;                                                       \
+        const int32_t *left = a->indices + along->first, *right = left + count;                   \
+        const real *weights = (const real *)a->weights + along->first;                            \
+        if (along->taps == 2 && width == 1)                                                       \
+            for (int64_t j = from; j < to; j++)                                                   \
+                sums[j - from] = base[left[j]] * weights[j] + base[right[j]] * weights[count + j];\
+        else if (along->taps == 2)                                                                \
+            for (int64_t j = from; j < to; j++, sums += pitch) {                                  \
+                const real *p = base + left[j] * width, *q = base + right[j] * width;             \
+                const real u = weights[j], v = weights[count + j];                                \
+                int64_t i = 0;                                                                    \
+                for (; i + 8 <= width; i += 8)                                                    \
+                    for (int l = 0; l < 8; l++)                                                   \
+                        sums[i + l] = p[i + l] * u + q[i + l] * v;                                \
+                for (; i < width; i++)                                                            \
+                    sums[i] = p[i] * u + q[i] * v;                                                \
+            }                                                                                     \
+        else if (width == 1)                                                                      \
+            for (int64_t k = 0; k < along->taps; k++)                                             \
+                for (int64_t j = from; j < to; j++) {                                             \
+                    const real part = base[left[k * count + j]] * weights[k * count + j];         \
+                    sums[j - from] = k ? sums[j - from] + part : part;                            \
+                }                                                                                 \
+        else                                                                                      \
+            for (int64_t j = from; j < to; j++, sums += pitch)                                    \
+                for (int64_t k = 0; k < along->taps; k++) {                                       \
+                    const real *p = base + left[k * count + j] * width, weight = weights[k * count + j];\
+                    for (int64_t i = 0; i < width; i++)                                           \
+                        sums[i] = k ? sums[i] + p[i] * weight : p[i] * weight;                    \
+                }                                                                                 \
+    }
+
+BLEND(float)
+BLEND(double)
+
+/* Sums of weighted rows: first all input rows to one, then along it. They are computed in the type `real`, and
+   converted by STORED. */
 #define RESIZE(name, type, real, STORED)                                                          \
-    static void name##_row(const struct resize *a, const type *x, type *restrict y,               \
-                           int64_t n_rows, const int64_t *offsets, const real *shares)            \
+    static void name##_row(const struct resize *a, const type *x, type *restrict y, int64_t n_rows,\
+                           const int64_t *offsets, const real *shares)                            \
     {                                                                                             \
-        const axis *along = &a->axes[a->n_axes - 1];                                              \
-        const int32_t *indices = a->indices + along->first;                                       \
-        const real *weights = (const real *)a->weights + along->first;                            \
+        const int64_t inner = a->inner, count = a->axes[a->n_axes - 1].count;                     \
         real sum[SPAN], total[SPAN];                                                              \
-        int64_t count = along->count;                                                             \
-        for (int64_t from = 0; from < count; from += a->chunk) {                                  \
-            int64_t to = from + a->chunk < count ? from + a->chunk : count;                       \
-            int64_t low = a->spans[from / a->chunk * 2];                                          \
-            int64_t span = a->spans[from / a->chunk * 2 + 1] - low;                               \
-            const type *first = x + offsets[0] + low;                                             \
-            if (n_rows == 1)                                                                      \
-                for (int64_t i = 0; i < span; i++)                                                \
-                    sum[i] = (real)first[i] * shares[0];                                          \
-            for (int64_t r = 1; r < n_rows; r++) {                                                \
-                const type *row = x + offsets[r] + low;                                           \
-                if (r == 1)                                                                       \
-                    for (int64_t i = 0; i < span; i++)                                            \
-                        sum[i] = (real)first[i] * shares[0] + (real)row[i] * shares[1];           \
-                else                                                                              \
-                    for (int64_t i = 0; i < span; i++)                                            \
-                        sum[i] += (real)row[i] * shares[r];                                       \
-            }                                                                                     \
-            const real *base = sum - low;                                                         \
-            if (along->taps == 2)                                                                 \
-                for (int64_t j = from; j < to; j++)                                               \
-                    y[j] = STORED(type, base[indices[j]] * weights[j] +                           \
-                                            base[indices[count + j]] * weights[count + j]);       \
-            else {                                                                                \
-                for (int64_t k = 0; k < along->taps; k++)                                         \
-                    for (int64_t j = from; j < to; j++) {                                         \
-                        real part = base[indices[k * count + j]] * weights[k * count + j];        \
-                        total[j - from] = k ? total[j - from] + part : part;                      \
-                    }                                                                             \
-                for (int64_t j = from; j < to; j++)                                               \
-                    y[j] = STORED(type, total[j - from]);                                         \
-            }                                                                                     \
-        }                                                                                         \
-    }                                                                                             \
-                                                                                                  \
-    static void name##_elements(const struct resize *a, const type *x, type *restrict y,          \
-                                int64_t n_rows, const int64_t *offsets, const real *shares)       \
-    {                                                                                             \
-        const axis *along = &a->axes[a->n_axes - 1];                                              \
-        const real *weights = (const real *)a->weights + along->first;                            \
-        int64_t count = along->count, inner = a->inner;                                           \
-        if (n_rows == 2 && along->taps == 2) {                                                    \
-            const int32_t *left = a->indices + along->first, *right = left + count;               \
-            for (int64_t j = 0; j < count; j++, y += inner) {                                     \
-                const type *p = x + offsets[0] + left[j] * inner;                                 \
-                const type *q = x + offsets[1] + left[j] * inner;                                 \
-                const type *r = x + offsets[0] + right[j] * inner;                                \
-                const type *s = x + offsets[1] + right[j] * inner;                                \
-                real u = weights[j], v = weights[count + j];                                      \
-                real a0 = u * shares[0], a1 = u * shares[1], b0 = v * shares[0],                  \
-                     b1 = v * shares[1];                                                          \
-                for (int64_t i = 0; i < inner; i++)                                               \
-                    y[i] = STORED(type, (real)p[i] * a0 + (real)q[i] * a1 + (real)r[i] * b0 +     \
-                                            (real)s[i] * b1);                                     \
-            }                                                                                     \
-            return;                                                                               \
-        }                                                                                         \
-        for (int64_t j = 0; j < count; j++)                                                       \
-            for (int64_t from = 0; from < inner; from += BLOCK) {                                 \
-                int64_t width = inner - from < BLOCK ? inner - from : BLOCK;                      \
-                real sum[BLOCK];                                                                  \
-                for (int64_t k = 0; k < along->taps; k++)                                         \
-                    for (int64_t r = 0; r < n_rows; r++) {                                        \
-                        int64_t entry = k * count + j;                                            \
-                        const type *part =                                                        \
-                            x + offsets[r] + a->indices[along->first + entry] * inner + from;     \
-                        real weight = weights[entry] * shares[r];                                 \
-                        if (k + r)                                                                \
-                            for (int64_t i = 0; i < width; i++)                                   \
-                                sum[i] += (real)part[i] * weight;                                 \
+        for (int64_t part = 0; part < inner; part += a->wide)                                     \
+            for (int64_t from = 0; from < count; from += a->chunk) {                              \
+                const int64_t to = smaller(from + a->chunk, count), width = smaller(a->wide, inner - part);\
+                const int32_t *span = a->spans + from / a->chunk * 2;                             \
+                const int64_t low = span[0], end = span[1];                                       \
+                /* Whole elements follow one another. */                                          \
+                const int64_t together = width == inner ? end - low : 1, length = together * width;\
+                real *own = sum;                                                                  \
+                for (int64_t at = low; at < end; at += together, own += length) {                 \
+                    const type *first = x + offsets[0] + at * inner + part;                       \
+                    if (n_rows == 1)                                                              \
+                        for (int64_t i = 0; i < length; i++)                                      \
+                            own[i] = (real)first[i] * shares[0];                                  \
+                    for (int64_t r = 1; r < n_rows; r++) {                                        \
+                        const type *row = x + offsets[r] + at * inner + part;                     \
+                        if (r == 1)                                                               \
+                            for (int64_t i = 0; i < length; i++)                                  \
+                                own[i] = (real)first[i] * shares[0] + (real)row[i] * shares[1];   \
                         else                                                                      \
-                            for (int64_t i = 0; i < width; i++)                                   \
-                                sum[i] = (real)part[i] * weight;                                  \
+                            for (int64_t i = 0; i < length; i++)                                  \
+                                own[i] += (real)row[i] * shares[r];                               \
                     }                                                                             \
-                for (int64_t i = 0; i < width; i++)                                               \
-                    y[j * inner + from + i] = STORED(type, sum[i]);                               \
+                }                                                                                 \
+                type *to_y = y + from * inner + part;                                             \
+                const int64_t pitch = IS_##STORED ? inner : width, lines = width == inner ? 1 : to - from;\
+                blend_##real(a, sum - low * width, IS_##STORED ? (real *)to_y : total, from, to, width, pitch);\
+                for (int64_t line = 0; !IS_##STORED && line < lines; line++)                      \
+                    for (int64_t i = 0; i < (to - from) / lines * width; i++)                     \
+                        to_y[line * inner + i] = STORED(type, total[line * width + i]);           \
             }                                                                                     \
     }                                                                                             \
                                                                                                   \
@@ -189,10 +182,8 @@ static void permuted_row(const struct resize *a, const float *x, float *y, const
                 permuted = IS_##STORED && sizeof(type) == 4 && is_permuted(a, n_rows);            \
             if (permuted)                                                                         \
                 permuted_row(a, a->x, (float *)y, offsets, (const float *)shares);                \
-            else if (a->inner == 1)                                                               \
-                name##_row(a, a->x, y, n_rows, offsets, shares);                                  \
             else                                                                                  \
-                name##_elements(a, a->x, y, n_rows, offsets, shares);                             \
+                name##_row(a, a->x, y, n_rows, offsets, shares);                                  \
         }                                                                                         \
     }
 
