@@ -178,10 +178,9 @@ def site_of(
     no tensor. Outputs of ``data_dependent`` shapes are omitted."""
     every = [*types]
     for value in node.outputs:
-        if value is None or data_dependent:
-            every.append(None)
-        else:
-            every.append(value.type)
+        type_ = None if value is None else value.type
+        is_static = isinstance(type_, TensorType) and type_.static
+        every.append(None if data_dependent and not is_static else type_)
     for type_ in every:
         if type_ is not None and not (isinstance(type_, TensorType) and type_.static):
             return None

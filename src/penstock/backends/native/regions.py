@@ -111,9 +111,9 @@ def crop_and_resize(site: Site) -> NativeCall | None:
     )
 
 
-def _suppressed(site: Site, capacity: int, classes: int, padded: int | None) -> Finish:
+def _suppressed(site: Site, capacity: int, classes: int) -> Finish:
     """Makes the results of what each class of each image keeps, and how much: ONNX's are rows of
-    image, class and box; TensorFlow's are of one class, and may be ``padded``."""
+    image, class and box; TensorFlow's are of one class."""
     places, outputs = np.arange(capacity), len(site.node.outputs)
 
     def of_onnx(results: tuple[np.ndarray, ...]) -> np.ndarray:
@@ -125,19 +125,16 @@ def _suppressed(site: Site, capacity: int, classes: int, padded: int | None) -> 
         return selected
 
     def of_tensorflow(results: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...] | np.ndarray:
-        valid = results[1].item()
-        made = []
-        for of, dtype in zip(results[::2], (np.int32, np.float32), strict=False):
-            made.append(np.zeros(valid if padded is None else padded, dtype))
-            made[-1][:valid] = of[0, :valid]
-        return (*made, np.array(valid, np.int32)) if outputs > 1 else made[0]
+        count = results[-1].reshape(())
+        made = [of[0, : count.item()].copy() for of in results[:-1]]
+        return (*made, count) if outputs > 1 else made[0]
 
     scores = site.input(1)
     assert scores is not None
     rows = scores.elements // scores.dims[-1]
-    writes = [TensorType(dtype, (rows, capacity)) for dtype in (INT64, FLOAT32)[: 1 + outputs // 3]]
-    writes.insert(1, TensorType(INT64, (rows,)))
-    return Finish(tuple(writes), of_tensorflow if site.node.op.domain else of_onnx)
+    dtypes = (INT32, FLOAT32)[: max(outputs - 1, 1)]
+    writes = *[TensorType(t, (rows, capacity)) for t in dtypes], TensorType(INT32, (rows,))
+    return Finish(writes, of_tensorflow if site.node.op.domain else of_onnx)
 
 
 def _are_numbers(site: Site, dtypes: Sequence[np.dtype], needed: int) -> bool:
@@ -169,19 +166,23 @@ def suppress(site: Site) -> NativeCall | None:
     item_ns = rows_ns((30 if scored else 4) * count * capacity, rows=2 * count)
     if not images * classes * capacity or item_ns > UNCHECKED_S * 1e9:
         return None
-    is_padded = site.attr("pad_to_max_output_size", False)
+    outputs, is_padded = len(site.node.outputs), site.attr("pad_to_max_output_size", False)
+    if is_padded and None in site.tensors[-outputs:]:
+        return None
+    has_counts = outputs > 1 or not is_padded
     return NativeCall(
         "suppress",
         (
             *(Tensor(0), Tensor(1), None if limit is not None else Tensor(2)),
             *(None if x is None else Tensor(i) for i, x in enumerate(given, 3)),
-            *(site.result(0), site.result(1), site.result(2) if scored else None),
-            *(WORKSPACE, classes, count, capacity, int(bool(site.attr("center_point_box", 0)))),
-            int(site.attr("inclusive", False)),
+            *(site.result(0), site.result(1 + scored) if has_counts else None),
+            *(site.result(1) if scored else None, WORKSPACE),
+            *(classes, count, capacity, int(bool(site.attr("center_point_box", 0)))),
+            *(int(site.attr("inclusive", False)), padded if is_padded else 0),
         ),
         items=images * classes,
         item_ns=item_ns,
         workspace=images * classes * _WORDS * 8 * (count + _BESIDE),
         can_fail=True,
-        finish=_suppressed(site, capacity, classes, padded if is_padded else None),
+        finish=None if is_padded else _suppressed(site, capacity, classes),
     )

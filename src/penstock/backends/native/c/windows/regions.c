@@ -20,11 +20,12 @@ struct suppress {
     const float *boxes, *scores;
     const int64_t *most;                    /* boxes to keep of a class, or NULL: the capacity */
     const float *threshold, *least, *sigma; /* or NULL */
-    int64_t *kept;                          /* [batch * classes, capacity] */
-    int64_t *counts;
+    int32_t *kept;                          /* [batch * classes, capacity] */
+    int32_t *counts;    /* or NULL */
     float *kept_scores; /* as kept, or NULL */
     void *workspace;    /* WORDS 8-byte words for each box, and BESIDE more, per item */
     int64_t classes, n_boxes, capacity, centred, inclusive; /* whether an overlap equal to the threshold is too much */
+    int64_t padded; /* the least length of `kept`, which ends with zeros */
 };
 
 /* A sort key: the score as 32 bits that decrease as it improves, above the index of the box. */
@@ -146,12 +147,16 @@ CHECKED_ITEMS_OF(suppress, suppress)
                     corners[c * pitch + count] = own[c];
                 if (a->kept_scores)
                     a->kept_scores[item * a->capacity + count] = score_of(key);
-                a->kept[item * a->capacity + count++] = box, beaten = 1;
+                a->kept[item * a->capacity + count++] = (int32_t)box, beaten = 1;
             }
             heap[0] = beaten ? heap[--candidates] : key;
             sink(heap, candidates, 0);
         }
-        a->counts[item] = count;
+        if (a->counts)
+            a->counts[item] = (int32_t)count;
+        FILL(a->kept + count, a->padded - count, 0);
+        if (a->kept_scores)
+            FILL(a->kept_scores + count, a->padded - count, 0);
     }
     return 0;
 }
