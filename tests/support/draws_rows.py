@@ -13,10 +13,12 @@ from tests.support.error_bounds import Rounded, gamma, unit
 
 
 @draws("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd")
-@draws("ReduceSum ReduceSumSquare ArgMax ArgMin")
-def _reduction(rng: Source, name: str) -> Draw:
+@draws("ReduceSum ReduceSumSquare ArgMax ArgMin tflite.ReduceMax tflite.ReduceMin")
+def _reduction(rng: Source, full_name: str) -> Draw:
+    name, domain = short_name(full_name)
     extreme = name in ("ReduceMax", "ReduceMin", "ArgMax", "ArgMin")
     dtype = rng.pick(*FLOATS, *FLOATS, *WHOLE, *(CODES if extreme else ()))
+    dtype = np.dtype("int16") if domain else dtype
     dims = rng.dims(rng.integers(1, 5), least=0)
     if rng.chance(0.3):
         dims = (rng.size(5), rng.pick(511, 512, 513, 1030), rng.size(5))
@@ -55,7 +57,8 @@ def _reduction(rng: Source, name: str) -> Draw:
     if dtype in WHOLE and name in ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp"):
         # Computed in float64, and truncated: sums that fit in it.
         inputs[0] = (np.abs(x) % 30 + 1).astype(dtype)
-    return Draw(name, inputs, attrs, None if exact else bound, rng.pick([], [1][:count]))
+    of = (domain, 1) if domain else ("", 26)
+    return Draw(name, inputs, attrs, None if exact else bound, rng.pick([], [1][:count]), 1, *of)
 
 
 @draws("Softmax LogSoftmax Hardmax")

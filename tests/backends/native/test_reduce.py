@@ -114,17 +114,19 @@ def test_sums_and_logarithms_of_columns_are_within_the_bound_of_their_roundings(
     check_within(node_of("ReduceLogSumExp", wide, [1], keepdims=0), wide, exact, bound)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
 @pytest.mark.parametrize("name", ["Max", "Min"])
 @pytest.mark.parametrize("length", [1, 15, 16, 31, 100, 600])
-def test_extremes_of_bytes_equal_numpy(length, name, dtype):
+def test_extremes_of_codes_equal_numpy(length, name, dtype):
     info = np.iinfo(dtype)
     x = np.random.default_rng(4).integers(info.min, info.max, (9, length), dtype, endpoint=True)
     for axis in (0, 1):
         check(node_of(f"Reduce{name}", [x, np.array([axis])], [1]), [x, np.array([axis])])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "int8", "uint8"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "int32", "int64", "int8", "uint8", "int16"]
+)
 @pytest.mark.parametrize("name", ["ArgMax", "ArgMin"])
 @pytest.mark.parametrize("last", [0, 1])
 def test_place_of_an_extreme_equals_numpy(last, name, dtype):

@@ -70,6 +70,7 @@ OPS = [
     Op("UNIQUE", (f(4)[[0, 1, 0, 3, 1]],), {"idx_out_type": 2}, ("float32", "int32")),
     Op("GATHER", (f(3, 4), np.array([1, 0, 2], np.int16)), {"axis": 1}),
     Op("REDUCE_MAX", (f(3, 4).astype(np.int8), [i32(1)]), {}, ("int8",), kind="ReducerOptions"),
+    Op("REDUCE_MIN", (f(3, 4).astype(np.int16), [i32(1)]), {}, ("int16",), kind="ReducerOptions"),
 ]
 
 

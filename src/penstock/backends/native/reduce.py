@@ -42,12 +42,13 @@ def _axes(site: Site, rank: int) -> tuple[int, ...] | None:
 @family(
     *("ArgMax", "ArgMin", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax"),
     *("ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
+    *("tflite.ReduceMax", "tflite.ReduceMin"),
     work=by_memory,
 )
 def reduction_call(site: Site) -> NativeCall | None:
     """ReduceSum and the like, ArgMax and ArgMin."""
     x, name = site.input(0), site.node.op.name.lower().removeprefix("reduce")
-    dtypes = (*_DTYPES, "int8", "uint8", "bool") if name in _EXTREMES else _DTYPES
+    dtypes = (*_DTYPES, "int8", "uint8", "int16", "bool") if name in _EXTREMES else _DTYPES
     if x is None or not x.dims or str_(x.dtype) not in dtypes or 0 in x.dims:
         return None
     axes = _axes(site, len(x.dims))

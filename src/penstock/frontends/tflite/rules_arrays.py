@@ -58,8 +58,10 @@ def reduction(c: OperatorConversion) -> None:
     attrs = {"keepdims": int(c.option("keep_dims", "ReducerOptions")), "noop_with_empty_axes": 1}
     (dtype,) = c.output_dtypes
     # ONNX's sums, means and products take no integers of 8 or 16 bits, and extremes none of 16.
-    sizes = (2,) if c.op in ("REDUCE_MAX", "REDUCE_MIN") else (1, 2)
-    if dtype is not None and dtype.kind in "iu" and dtype.itemsize in sizes:
+    size = dtype.itemsize if dtype is not None and dtype.kind in "iu" else 0
+    if size == 2 and c.op in ("REDUCE_MAX", "REDUCE_MIN"):
+        c.emit_final(_REDUCTIONS[c.op], [x, c.vector(1)], attrs, domain=TFLITE)
+    elif dtype is not None and size in (1, 2) and c.op not in ("REDUCE_MAX", "REDUCE_MIN"):
         wide = c.emit(_REDUCTIONS[c.op], [c.cast(x, "int32"), c.vector(1)], attrs)
         c.cast_final(wide, dtype)
     else:

@@ -205,7 +205,8 @@ def _known_axes(axes: Sequence[int], attrs: Attrs) -> tuple[int, ...] | None:
     return tuple(axes) if len(axes) or attrs.get("noop_with_empty_axes") else None
 
 
-def _compile(node: Node, types: Types) -> Kernel:
+def compile_reduction(node: Node, types: Types) -> Kernel:
+    """The NumPy kernel of the reduction that the operation is named after."""
     reduction = _REDUCTIONS[node.op.name]
     keepdims = bool(node.attrs.get("keepdims", 1))
     count = len(node.inputs)
@@ -271,7 +272,9 @@ def _any_axes(type_: TensorType, axes: TensorType, attrs: Attrs) -> TensorType:
     return TensorType(type_.dtype, (None,) * (len(type_.shape) - count))
 
 
-def _infer_reduction(combine: Callable[[tuple[Dim, ...]], Dim] | None) -> Infer:
+def infer_reduction(combine: Callable[[tuple[Dim, ...]], Dim] | None) -> Infer:
+    """Type inference of a reduction, whose results are ``combine`` of elements that are known."""
+
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         type_ = rules.tensor(types, 0)
         axes = rules.all_known(rules.ints(types, consts, 1) if rules.given(types, 1) else ())
@@ -290,8 +293,8 @@ def _infer_reduction(combine: Callable[[tuple[Dim, ...]], Dim] | None) -> Infer:
 
 for _name, _reduction in _REDUCTIONS.items():
     _since = 13 if _name == "ReduceSum" else 18
-    _infer = _infer_reduction(_reduction.combine)
-    operator(_name, since=_since, infer=_infer, traits={"total by parameters"})(_compile)
+    _infer = infer_reduction(_reduction.combine)
+    operator(_name, since=_since, infer=_infer, traits={"total by parameters"})(compile_reduction)
 
 
 def _infer_cumulative(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -24,9 +24,17 @@ from penstock.ops.common.fixed_point import (
     rescaled_product,
     softmax_multiplier,
 )
+from penstock.ops.onnx.reduce import compile_reduction, infer_reduction
 
 COMPLEX64 = np.dtype(np.complex64)
 array_operator = partial(registry.array_operator, domain=registry.TFLITE)
+
+
+# ONNX's take no integers of 16 bits.
+for _name in ("ReduceMax", "ReduceMin"):
+    registry.operator(
+        _name, domain=registry.TFLITE, infer=infer_reduction(None), traits={"total by parameters"}
+    )(compile_reduction)
 
 
 @array_operator("DynamicUpdateSlice", infer=rules.same_type, strings=True)

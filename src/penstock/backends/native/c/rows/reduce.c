@@ -87,7 +87,7 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
         if (length < LANES)                                                                       \
             for (int64_t i = 0; i < length; i++)                                                  \
                 total = COMBINE(total, MAP((wide)x[i], 0));                                       \
-        if (sizeof(lane) == 2)                                                                    \
+        if (sizeof(lane) == 2 && sizeof(type) == 1)                                               \
             return sum_of_codes((const uint8_t *)x, length, (type)-1 < 0 ? 128 : 0);              \
         for (int64_t rest = length < LANES ? 0 : length; rest > 0; rest -= PART, x += PART) {     \
             const int64_t n = rest < PART ? rest : PART;                                          \
@@ -470,6 +470,7 @@ INTEGERS(int64, int64_t, uint64_t, uint64_t, INT64_MIN, INT64_MAX, DISTANCE64)
     FINISHED(mean_##suffix, codes_##suffix, type, int32_t, CODE)
 MEANS_OF_CODES(int8, int8_t, INT8_MIN, INT8_MAX)
 MEANS_OF_CODES(uint8, uint8_t, 0, UINT8_MAX)
+EXTREMES(int16, int16_t, INT16_MIN, INT16_MAX)
 HARDMAX(float32, float)
 HARDMAX(float64, double)
 
@@ -525,6 +526,6 @@ PRODUCTS_OF_CODES(int8)
 PRODUCTS_OF_CODES(int16)
 
 KERNELS(reduce, ENTRIES(float32), ENTRIES(float64), ENTRIES(int32), ENTRIES(int64), EXTREME_ENTRIES(int8),
-        EXTREME_ENTRIES(uint8), KERNEL(mean_int8, mean_of_codes), KERNEL(mean_uint8, mean_of_codes),
+        EXTREME_ENTRIES(uint8), EXTREME_ENTRIES(int16), KERNEL(mean_int8, mean_of_codes), KERNEL(mean_uint8, mean_of_codes),
         KERNEL(product_int8, mean_of_codes), KERNEL(product_int16, mean_of_codes),
         KERNELS_OF_FLOATS(hardmax, reduction))
