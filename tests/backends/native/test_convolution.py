@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.backends.native import convolution
 from penstock.backends.native.backend import NativeBackend
 from penstock.backends.numpy import NumpyBackend
 from penstock.build import GraphBuilder
@@ -66,6 +67,27 @@ def draw(name, dims, filters, kernel, attrs):
 def test_convolution_of_few_channels_equals_numpy(name, dims, filters, kernel, attrs, biased):
     inputs = draw(name, dims, filters, kernel, attrs)[: 3 if biased else 2]
     check(node_of(name, inputs, [1], **attrs), inputs, TOLERANCE)
+
+
+@pytest.mark.parametrize(("dims", "filters", "kernel", "attrs"), TRANSPOSED)
+def test_small_transposed_convolution_by_phases_equals_numpy(
+    dims, filters, kernel, attrs, monkeypatch
+):
+    monkeypatch.setattr(convolution, "_MOST_SCATTERED", 0)
+    inputs = draw("ConvTranspose", dims, filters, kernel, attrs)
+    check(node_of("ConvTranspose", inputs, [1, 2], **attrs), inputs, TOLERANCE)
+
+
+@pytest.mark.parametrize("bias", [[], [1.0, 2.0, 3.0]])
+def test_small_transposed_convolution_keeps_nan_to_its_windows(bias):
+    x, w = np.ones((1, 2, 4, 4), np.float32), np.ones((2, 3, 3, 3), np.float32)
+    x[0, 1, 1, 2], w[0, 1, 0, 0] = np.nan, np.inf
+    inputs = [x, w, *[np.array(bias, np.float32)] * bool(bias)]
+    node = node_of("ConvTranspose", inputs, [1, 2][: len(inputs) - 1], strides=[2, 2])
+    check(node, inputs, TOLERANCE)
+    for library in LIBRARIES:
+        name = kernel_of(node, library).binder.implementation
+        assert name.startswith("scattered_convolution")
 
 
 @pytest.mark.parametrize("channels", [3, 16])

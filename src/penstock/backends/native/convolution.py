@@ -11,8 +11,10 @@ import numpy as np
 from penstock.backends.native import below_numpy, cheaper, family, part_ns, rows_ns
 from penstock.backends.native.image_convolution import (
     TRANSPOSED_WINDOWS,
+    axis_words,
     image_convolution,
     image_workload,
+    of_any_strides,
 )
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
@@ -27,6 +29,8 @@ _AXES, _BUFFER, _LINE, _MOST_SLICES, _BLOCK = 3, 10240, 2048 - 16, 32, 4
 _LEAST_COLUMNS, _LANES = 8, 16
 _LINE_COPIED = 0.06  # of the time of an item
 _TOGETHER = 4096  # elements per item of CausalConvWithState
+_SUMS, _GROUP = 4096, 8  # as in c/windows/scattered_convolution.c
+_MOST_SCATTERED, _MOST_OF_PHASE = 75_000, 18_500  # operations, also of each phase of the result
 
 
 class _Spread(NamedTuple):
@@ -172,11 +176,61 @@ def causal_convolution(site: Site) -> NativeCall | None:
 )
 def convolution_call(site: Site) -> NativeCall | None:
     """A convolution of channels-last or channels-first images, whichever is estimated faster."""
+    scattered = scattered_convolution(site)
+    if scattered is not None:
+        return scattered
     image, plane = image_workload(site.node), plane_workload(site.node)
     # The faster estimate may have no kernel for these shapes; then the other one is used.
     if not site.ordered and cheaper(image, plane) is plane:
         return plane_convolution(site) or image_convolution(site)
     return image_convolution(site) or plane_convolution(site)
+
+
+def scattered_convolution(site: Site) -> NativeCall | None:
+    """ConvTranspose with constant weights, if its phases are so small that most time would go to
+    finding what each position reads."""
+    x, w, bias, y = site.input(0), site.constant(1), site.constant(2), site.output()
+    if x is None or w is None or x.dtype != FLOAT32 or w.dtype != FLOAT32 or not y.elements:
+        return None
+    sizes, (channels, filters) = x.dims[2:], w.shape[:2]
+    if site.node.op.name != "ConvTranspose" or not 1 <= len(sizes) <= _AXES:
+        return None
+    if site.attr("group", 1) > 1 or site.ordered or site.rounds:
+        return None
+    if bias is None and site.input(2) is not None:
+        return None
+    axes = [Window(1, 1, 1)] * (_AXES - len(sizes))
+    axes += TRANSPOSED_WINDOWS(site.node.attrs, w.shape[2:], sizes)
+    every, taps = -(-filters // _GROUP) * _GROUP, math.prod(w.shape[2:])
+    work = 2 * math.prod(sizes) * taps * channels * every
+    phases = math.prod([axis.stride for axis in axes])
+    if math.prod(y.dims[2:]) * every > _SUMS or not all(axis.addressable for axis in axes):
+        return None
+    if work > min(_MOST_SCATTERED, _MOST_OF_PHASE * phases):
+        return None
+
+    def pack(w: np.ndarray) -> tuple[np.ndarray]:
+        packed = np.zeros((taps, channels, every), FLOAT32)
+        packed[..., :filters] = w.reshape(channels, filters, taps).transpose(2, 0, 1)
+        return (packed,)
+
+    type_ = TensorType(FLOAT32, (taps, channels, every))
+    packed = reordered("native scattered", w, pack, None, [type_])
+    biases = np.zeros(every, FLOAT32)
+    biases[:filters] = 0 if bias is None else bias
+    call = NativeCall(
+        "scattered_convolution",
+        (
+            *(Tensor(0, any_order=True), packed.arrays[0], biases, site.result()),
+            *map(axis_words, axes),
+            *(channels, filters, every, None, None),
+        ),
+        items=x.dims[0],
+        item_ns=part_ns(Workload("image", flops=work)),
+        keep=packed,
+        any_layout=True,
+    )
+    return of_any_strides(site, call, (0, len(site.node.inputs)))
 
 
 def _axes(node: Node, w: np.ndarray, sizes: Sequence[int]) -> list[Window]:
