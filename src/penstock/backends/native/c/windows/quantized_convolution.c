@@ -236,6 +236,8 @@ typedef struct {
     const uint8_t *seen[POSITIONS];
     uint8_t *y[POSITIONS];
     const float *factors, *offsets; /* of the first of the filters */
+    const int32_t *zeros;           /* of these, or NULL; else the sum of the input of each position is: */
+    int32_t totals[POSITIONS];
 } view;
 
 /* Remove the last digit of a number in this base and return it. For small images most bases are 1, and divisions take
@@ -290,7 +292,7 @@ static int are_codes(const struct quantized_convolution *a)
     const int64_t depth = a->planes->kernel * a->rows->kernel * a->columns->kernel * a->channels;
     /* Sums of AMX are written to memory and read again, which takes longer than few products. */
     const int is_faster = product_for(TILE) == WIDEST() || depth * a->filters <= MOST_OF_CODES;
-    return BYTES == 64 && features & AVX512_VNNI && is_faster && a->bounds && !a->zeros && a->y_steps->channel == 1;
+    return BYTES == 64 && features & AVX512_VNNI && is_faster && a->bounds && a->y_steps->channel == 1;
 }
 
 /* Read the image in place, if no padding is read. Return whether that is so. */
@@ -357,16 +359,22 @@ static inline void put_codes(uint8_t *restrict y, int64_t step, bytes codes, int
             y[i * step] = ((const uint8_t *)&codes)[i];
 }
 
-/* Subtract the zero points of weights from the sums. */
-static void take_off(const struct quantized_convolution *a, const view *s, const multiplication *m, int64_t filter)
+/* Find the sum of the input of each of `count` positions. */
+static void find_totals(view *s, int64_t count)
 {
-    for (int64_t p = 0; p < m->rows; p++) {
-        int32_t sum = 0;
+    for (int64_t p = 0; p < count; p++) {
+        s->totals[p] = 0;
         for (int64_t i = 0; i < s->parts; i++)
-            sum += sum_of(m->x + p * s->step + s->places[i], s->bytes);
-        for (int64_t f = 0; f < m->columns; f++)
-            m->c[p * m->c_step + f] -= sum * a->zeros[s->group.weights * a->filter_step + filter + f];
+            s->totals[p] += sum_of(s->seen[p] + s->places[i], s->bytes);
     }
+}
+
+/* Subtract the zero points of weights from the sums. */
+static void take_off(const view *s, const multiplication *m)
+{
+    for (int64_t p = 0; p < m->rows; p++)
+        for (int64_t f = 0; f < m->columns; f++)
+            m->c[p * m->c_step + f] -= s->totals[p] * s->zeros[f];
 }
 
 /* Convert the sums of a position to real numbers, in place; `step` is a constant. */
@@ -393,6 +401,7 @@ static void set_positions(const struct quantized_convolution *a, view *s, int64_
                                     s->column * to->column + (s->group.y + filter) * to->channel) * size;
     s->offsets = a->offsets ? a->offsets + scaled : NULL;
     s->factors = a->factors ? a->factors + scaled * a->factor_step : NULL;
+    s->zeros = a->zeros ? a->zeros + s->group.weights * a->filter_step + filter : NULL;
     for (int64_t i = 0, row = first / s->apart, column = first % s->apart; i < count; row++, column = 0) {
         const int64_t n = smaller(count - i, s->apart - column), step = s->step, width = to->column * size;
         const uint8_t *x = s->x + row * s->far;
@@ -455,6 +464,13 @@ INLINED void tile_of_codes(const view *s, const multiplication *m, const bounds 
     bytes sums[TILE_SUMS];
     UNROLLED(i, rows * vectors)
         memcpy(sums + i, m->start + first + i % vectors * LANES_OF_SUMS, BYTES);
+    if (s->zeros)
+        UNROLLED(i, rows * vectors)
+        {
+            words zeros;
+            memcpy(&zeros, s->zeros + first + i % vectors * LANES_OF_SUMS, BYTES);
+            sums[i] = (bytes)((words)sums[i] - zeros * s->totals[row + i / vectors]);
+        }
     for (int64_t part = 0; part < m->parts; part++)
         for (int64_t k = m->places[part], end = k + m->quads * QUAD; k < end; k += QUAD, w += PANEL_BYTES) {
             bytes columns[4], four;
@@ -557,11 +573,16 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
                 m.rows = smaller(most, positions - p);
                 set_positions(a, &s, p, m.rows, filter);
                 m.x = s.seen[0], m.c = in_place ? (int32_t *)s.y[0] : c;
-                are_codes(a) ? tiles_of_codes(&s, &m, a->bounds) : product_for(m.rows)(&m);
-                if (a->zeros)
-                    take_off(a, &s, &m, filter);
-                if (!are_codes(a))
-                    finish(a, &s, &m);
+                if (s.zeros)
+                    find_totals(&s, m.rows);
+                if (are_codes(a)) {
+                    tiles_of_codes(&s, &m, a->bounds);
+                    continue;
+                }
+                product_for(m.rows)(&m);
+                if (s.zeros)
+                    take_off(&s, &m);
+                finish(a, &s, &m);
             }
         }
     }
