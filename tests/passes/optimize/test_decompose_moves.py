@@ -80,6 +80,7 @@ CASES = {
     "select all": ("Select", [np.array(True), numbers(3, 4), numbers(3, 4)], [], {}),
     "fill": ("Fill", [int32(2, 3), numbers()], [0], {}),
     "pack": ("Pack", [numbers(3, 4), numbers(3, 4)], [], {"axis": 1}),
+    "pack first": ("Pack", [numbers(3, 4), numbers(3, 4)], [], {"axis": -3}),
     "pack last": ("Pack", [numbers(3), numbers(3), numbers(3)], [], {"axis": -1}),
     "any": ("Any", [numbers(3, 4, 5) > 1, int32(0, 2)], [1], {"keep_dims": True}),
     "all": ("All", [numbers(3, 4, 5) > -9, int32(-1)], [1], {}),

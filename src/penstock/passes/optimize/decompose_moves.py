@@ -168,10 +168,17 @@ def _truths(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
 
 @_expresses("Pack")
 def _pack(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
-    dims = dims_and_dtype(result)[0]
+    dims, dtype = dims_and_dtype(result)
     axis = parts.node.attrs.get("axis", 0) % len(dims)
-    wide = [*dims[:axis], 1, *dims[axis + 1 :]]
-    parts.finish("Concat", [parts.reshaped(x, wide) for x in inputs], result, axis=axis)
+    outer, (count, *inner) = dims[:axis], dims[axis:]
+    if {dims_and_dtype(x)[0] for x in inputs} != {(*outer, *inner)}:
+        return False
+    if not inner:
+        parts.finish("Concat", [parts.reshaped(x, (*outer, 1)) for x in inputs], result, axis=axis)
+        return True
+    # Along an axis that is there, the result alone is reshaped.
+    joined = parts.emit("Concat", inputs, [*outer, count * inner[0], *inner[1:]], dtype, axis=axis)
+    parts.finish("Reshape", [joined, parts.constant(np.array(dims, np.int64))], result, allowzero=1)
     return True
 
 
