@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
+from tests.support.native_kernels import LIBRARIES, check, expected, kernel_of, node_of, pytestmark  # noqa: F401
 from tests.support.sweeps import drawn
 
 COORDINATES = (
@@ -107,6 +107,20 @@ def test_resize_of_elements_of_many_numbers_equals_numpy(scale, mode, dtype):
     inputs = [image((2, 40, 1300), dtype), None, np.array([scale], np.float32)]
     node = node_of("Resize", inputs, [2], mode=mode, axes=(1,), antialias=int(scale < 1))
     check(node, inputs, {"rtol": 0, "atol": 1e-4 if dtype == "float32" else 1})
+
+
+def test_resize_of_codes_reads_images_backwards():
+    x = np.random.default_rng(5).integers(-128, 128, (1, 1, 3, 1)).astype(np.int8)[:, :, ::-1]
+    inputs = [x, None, None, np.array([1, 1, 6, 2])]
+    attrs = {"mode": "linear", "coordinate_transformation_mode": "asymmetric"}
+    node = node_of("IntegerResize", inputs, [3], 1, "tflite", 1, fraction_bits=10, **attrs)
+    (wanted,) = expected(node, inputs)
+    for library in LIBRARIES:
+        y = np.empty_like(wanted)
+        function, arguments = kernel_of(node, library).bind(inputs, [y], None)
+        assert not arguments
+        function()
+        np.testing.assert_array_equal(y, wanted)
 
 
 def test_resize_with_positions_outside_of_the_input_has_no_compiled_kernel():

@@ -17,7 +17,8 @@ from penstock.ops.onnx.pad import pad_widths, padded_places
 from penstock.ops.onnx.resize import Table, resize_tables
 
 _MOST_ROWS, _SPAN = 256, 4096  # as in c/windows/resize.c
-_CHUNK, _WIDEST = 512, 512  # most elements of a row whose sums are computed at once, and numbers
+# Most elements of a row whose sums are computed at once, numbers of one, and of all.
+_CHUNK, _WIDEST, _TOGETHER = 512, 512, 2048
 _MOST_INDEX = 2**31
 _REALS = {
     "float64": "float64",
@@ -268,7 +269,7 @@ def _chunks(indices: np.ndarray, inner: int, lanes: int) -> tuple[int, int, np.n
     low, high, wide = indices.min(0), indices.max(0) + 1, min(inner, _WIDEST)
     # Buffers of fixed size hold what a chunk reads, and its sums; an axis that shrinks reads more
     # than it writes.
-    most = min(_CHUNK, _SPAN // wide)
+    most = min(_CHUNK, _TOGETHER // wide)
     sizes = [(most >> i, _SPAN // wide) for i in range(most.bit_length() - 1)]
     sizes = [*[(lanes, lanes)] * (lanes > 0 and len(indices) == 2), *sizes, (1, _SPAN)]
     for chunk, room in sizes:

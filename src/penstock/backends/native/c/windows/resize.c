@@ -37,9 +37,11 @@ struct resize {
         shares[0] = 1;                                                                            \
         for (int64_t i = a->n_axes - 2; i >= 0; i--) {                                            \
             const axis *along = &a->axes[i];                                                      \
-            uint32_t count = (uint32_t)along->count, at = (uint32_t)item % count;                 \
-            int64_t old = rows;                                                                   \
-            item = (uint32_t)item / count;                                                                \
+            /* A division takes as long as the sums of some elements. */                          \
+            const uint32_t count = (uint32_t)along->count, rest = (uint32_t)item;                 \
+            const uint32_t at = rest < count ? rest : rest % count;                               \
+            const int64_t old = rows;                                                             \
+            item = rest < count ? 0 : rest / count;                                               \
             place += at * along->y_stride;                                                        \
             for (int64_t k = along->taps - 1; k >= 0; k--) {                                      \
                 int64_t entry = along->first + k * along->count + at;                             \
@@ -90,8 +92,22 @@ static void permuted_row(const struct resize *a, const float *x, float *y, const
 }
 
 /* Weighted sums of elements of `width` numbers each, of a row that begins at `base`, for elements `from` to `to` of the
-   result, whose sums are `pitch` apart. */
+   result, whose sums are `pitch` apart. Those of two elements are computed in vectors of eight numbers; `vectors` is a
+   constant. */
 #define BLEND(real)                                                                               \
+    typedef real real##_8 __attribute__((vector_size(8 * sizeof(real)), aligned(sizeof(real)), may_alias));\
+    INLINED void blend_eights_##real(const axis *along, const int32_t *left, const real *weights, const real *base,\
+                                     real *sums, int64_t from, int64_t to, int64_t width, int64_t pitch, int vectors)\
+    {                                                                                             \
+        const int32_t *right = left + along->count;                                               \
+        const real *others = weights + along->count;                                              \
+        for (int64_t j = from; j < to; j++, sums += pitch) {                                      \
+            const real *p = base + left[j] * width, *q = base + right[j] * width, u = weights[j], v = others[j];\
+            UNROLLED(i, vectors)                                                                  \
+                ((real##_8 *)sums)[i] = ((const real##_8 *)p)[i] * u + ((const real##_8 *)q)[i] * v;\
+        }                                                                                         \
+    }                                                                                             \
+                                                                                                  \
     static __attribute__((noinline)) void blend_##real(const struct resize *a, const real *base, real *restrict sums,\
                                                        int64_t from, int64_t to, int64_t width, int64_t pitch)\
     {                                                                                             \
@@ -102,16 +118,21 @@ static void permuted_row(const struct resize *a, const float *x, float *y, const
         if (along->taps == 2 && width == 1)                                                       \
             for (int64_t j = from; j < to; j++)                                                   \
                 sums[j - from] = base[left[j]] * weights[j] + base[right[j]] * weights[count + j];\
+        else if (along->taps == 2 && width < 8)                                                   \
+            for (int64_t j = from; j < to; j++, sums += pitch)                                    \
+                for (int64_t i = 0; i < width; i++)                                               \
+                    sums[i] = base[left[j] * width + i] * weights[j] + base[right[j] * width + i] * weights[count + j];\
         else if (along->taps == 2)                                                                \
-            for (int64_t j = from; j < to; j++, sums += pitch) {                                  \
-                const real *p = base + left[j] * width, *q = base + right[j] * width;             \
-                const real u = weights[j], v = weights[count + j];                                \
-                int64_t i = 0;                                                                    \
-                for (; i + 8 <= width; i += 8)                                                    \
-                    for (int l = 0; l < 8; l++)                                                   \
-                        sums[i + l] = p[i + l] * u + q[i + l] * v;                                \
-                for (; i < width; i++)                                                            \
-                    sums[i] = p[i] * u + q[i] * v;                                                \
+            for (int64_t j = from, end; j < to; j = end, sums += pitch) {                         \
+                end = width < 64 ? to : j + 1; /* wide elements one by one, in the order of memory */\
+                for (int64_t i = 0, some; i < width; i += some) {                                 \
+                    some = width - i < 32 ? 8 : 32;                                               \
+                    i = smaller(i, width - some); /* the last eight may be computed again */      \
+                    if (some == 32)                                                               \
+                        blend_eights_##real(along, left, weights, base + i, sums + i, j, end, width, pitch, 4);\
+                    else                                                                          \
+                        blend_eights_##real(along, left, weights, base + i, sums + i, j, end, width, pitch, 1);\
+                }                                                                                 \
             }                                                                                     \
         else if (width == 1)                                                                      \
             for (int64_t k = 0; k < along->taps; k++)                                             \
@@ -138,7 +159,7 @@ BLEND(double)
                            const int64_t *offsets, const real *shares)                            \
     {                                                                                             \
         const int64_t inner = a->inner, count = a->axes[a->n_axes - 1].count;                     \
-        real sum[SPAN], total[SPAN];                                                              \
+        _Alignas(64) real sum[SPAN], total[SPAN];                                                 \
         for (int64_t part = 0; part < inner; part += a->wide)                                     \
             for (int64_t from = 0; from < count; from += a->chunk) {                              \
                 const int64_t to = smaller(from + a->chunk, count), width = smaller(a->wide, inner - part);\
@@ -255,7 +276,7 @@ ITEMS_OF(resize_codes_int8, resize)
         for (int64_t part = 0; part < inner; part += wide) {
             const int64_t to = smaller(from + step, count), width = smaller(wide, inner - part);
             const int64_t length = (to - from) * width;
-            int64_t held[2] = {-1, -1};
+            int64_t held[2] = {INT64_MIN, INT64_MIN}; /* strides may be negative */
             for (int64_t item = begin; item < end; item++) {
                 int8_t *restrict y = (int8_t *)a->y + places_int32_t(a, item, &n_rows, offsets, shares);
                 const int32_t *rows[2] = {lines[0], lines[0]};
