@@ -89,7 +89,12 @@ def vectorizer_call(site: Site) -> NativeCall | None:
 
 @of_any_shape("Tile")
 def _tile(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-    tiled = library.functions.tiled
+    tiled, repeats = library.functions.tiled, node.const(1)
+    if node.op.since < 6 or not _are_copied(types[:1]):
+        return None
+    if repeats is not None and repeats.ndim == 1 and repeats.min(initial=0) >= 0:
+        known = repeats.tolist()
+        return Kernel(lambda x, _: tiled(x, *known))
 
     def run(x: np.ndarray, repeats: np.ndarray) -> Any:
         times = repeats.tolist()
@@ -97,7 +102,7 @@ def _tile(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> K
             raise ShapeError(f"repeats {times} must not be negative")
         return tiled(x, *times)
 
-    return Kernel(run) if node.op.since >= 6 and _are_copied(types[:1]) else None
+    return Kernel(run)
 
 
 @of_any_shape("Split")
