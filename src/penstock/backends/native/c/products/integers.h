@@ -300,19 +300,23 @@ static inline void flip(void *restrict to, const void *restrict from, int64_t co
         ((uint8_t *)to)[i] = ((const uint8_t *)from)[i] ^ 128;
 }
 
-static inline int32_t sum_of(const uint8_t *x, int64_t count)
+/* The sum of `count` codes of each part of a row. */
+static inline int32_t sum_of(const uint8_t *x, const int64_t *places, int64_t parts, int64_t count)
 {
 #if defined(__AVX512BW__)
     __m512i sums = _mm512_setzero_si512();
-    for (int64_t k = 0; k < count; k += 64) {
-        const __m512i some = _mm512_maskz_loadu_epi8(~0ull >> (64 - smaller(count - k, 64)), x + k);
-        sums = _mm512_add_epi64(sums, _mm512_sad_epu8(some, _mm512_setzero_si512()));
-    }
+    for (int64_t i = 0; i < parts; i++)
+        for (int64_t k = 0; k < count; k += 64) {
+            const __mmask64 inside = ~0ull >> (64 - smaller(count - k, 64));
+            const __m512i some = _mm512_maskz_loadu_epi8(inside, x + places[i] + k);
+            sums = _mm512_add_epi64(sums, _mm512_sad_epu8(some, _mm512_setzero_si512()));
+        }
     return (int32_t)_mm512_reduce_add_epi64(sums);
 #else
     int32_t sum = 0;
-    for (int64_t k = 0; k < count; k++)
-        sum += x[k];
+    for (int64_t i = 0; i < parts; i++)
+        for (int64_t k = 0; k < count; k++)
+            sum += x[places[i] + k];
     return sum;
 #endif
 }

@@ -171,7 +171,7 @@ static void add_code_product(const struct recurrent *a, const code_matrix *m, in
         int64_t some = rows - row < MOST ? rows - row : MOST;
         const uint8_t *x = q->codes + (first + row * apart) * q->step;
         for (int64_t r = 0; r < some; r++)
-            sums[r] = sum_of(x + r * apart * q->step, q->width);
+            sums[r] = sum_of(x + r * apart * q->step, ONE_PART, 1, q->width);
         for (int64_t i = 0, group; i < a->gates * some_panels; i += group) {
             int64_t p = i / some_panels * (a->padded / PANEL) + low / PANEL_UNITS + i % some_panels;
             int64_t at = d * columns + p * PANEL;

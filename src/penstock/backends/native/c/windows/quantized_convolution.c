@@ -362,11 +362,8 @@ static inline void put_codes(uint8_t *restrict y, int64_t step, bytes codes, int
 /* Find the sum of the input of each of `count` positions. */
 static void find_totals(view *s, int64_t count)
 {
-    for (int64_t p = 0; p < count; p++) {
-        s->totals[p] = 0;
-        for (int64_t i = 0; i < s->parts; i++)
-            s->totals[p] += sum_of(s->seen[p] + s->places[i], s->bytes);
-    }
+    for (int64_t p = 0; p < count; p++)
+        s->totals[p] = sum_of(s->seen[p], s->places, s->parts, s->bytes);
 }
 
 /* Subtract the zero points of weights from the sums. */
