@@ -137,6 +137,13 @@ def _suppressed(site: Site, capacity: int, classes: int) -> Finish:
     return Finish(writes, of_tensorflow if site.node.op.domain else of_onnx)
 
 
+def _kept(site: Site, is_padded: bool) -> tuple[Tensor | None, ...]:
+    """Return the results of a call: boxes; their number, which a padded result may lack; scores."""
+    outputs = len(site.node.outputs)
+    counts = site.result(max(outputs - 1, 1)) if outputs > 1 or not is_padded else None
+    return site.result(0), counts, site.result(1) if outputs == 3 else None
+
+
 def _are_numbers(site: Site, dtypes: Sequence[np.dtype], needed: int) -> bool:
     """Whether inputs have these dtypes, and one element from the third on; the first are needed."""
     tensors = [site.input(i) for i in range(len(dtypes))]
@@ -166,17 +173,15 @@ def suppress(site: Site) -> NativeCall | None:
     item_ns = rows_ns((30 if scored else 4) * count * capacity, rows=2 * count)
     if not images * classes * capacity or item_ns > UNCHECKED_S * 1e9:
         return None
-    outputs, is_padded = len(site.node.outputs), site.attr("pad_to_max_output_size", False)
-    if is_padded and None in site.tensors[-outputs:]:
+    is_padded = site.attr("pad_to_max_output_size", False)
+    if is_padded and None in site.tensors[-len(site.node.outputs) :]:
         return None
-    has_counts = outputs > 1 or not is_padded
     return NativeCall(
         "suppress",
         (
             *(Tensor(0), Tensor(1), None if limit is not None else Tensor(2)),
             *(None if x is None else Tensor(i) for i, x in enumerate(given, 3)),
-            *(site.result(0), site.result(1 + scored) if has_counts else None),
-            *(site.result(1) if scored else None, WORKSPACE),
+            *(*_kept(site, is_padded), WORKSPACE),
             *(classes, count, capacity, int(bool(site.attr("center_point_box", 0)))),
             *(int(site.attr("inclusive", False)), padded if is_padded else 0),
         ),
