@@ -3,9 +3,8 @@
    to find their inputs (image_convolution.c). Compiled with contraction to fused multiply-add. */
 
 // Compiler options: -ffp-contract=fast
-#include <string.h>
+#include "floats.h"
 #include "images.h"
-#include "native.h"
 
 enum { SUMS = 4096, GROUP = 8, AXES = 3 };
 typedef float group __attribute__((vector_size(4 * GROUP), aligned(4), may_alias));
@@ -54,7 +53,8 @@ ITEMS_OF(scattered_convolution, scattered_convolution)
         _Alignas(64) float sums[SUMS];
         const float *w = a->weights;
         for (int64_t i = 0; i < slices->size * rows->size * line; i += padded)
-            memcpy(sums + i, a->bias, padded * sizeof *sums);
+            for (int64_t f = 0; f < padded; f += GROUP)
+                *(group *)(sums + i + f) = *(const group *)(a->bias + f);
         for (int64_t i = 0; i < slices->kernel; i++)
             for (int64_t j = 0; j < rows->kernel; j++)
                 for (int64_t k = 0; k < columns->kernel; k++, w += of_tap) {
@@ -73,7 +73,9 @@ ITEMS_OF(scattered_convolution, scattered_convolution)
             for (int64_t j = 0; j < rows->size; j++)
                 for (int64_t k = 0; k < columns->size; k++, sum += padded) {
                     float *y = a->y + image * to->image + i * to->slice + j * to->row + k * to->column;
-                    for (int64_t f = 0; f < a->filters; f++)
+                    if (to->channel == 1)
+                        copy_floats(y, sum, a->filters);
+                    for (int64_t f = 0; f < a->filters && to->channel != 1; f++)
                         y[f * to->channel] = sum[f];
                 }
     }
