@@ -542,7 +542,7 @@ class Search:
         for own in self.layers:
             type_ = point.choice.get(own.name, "float32")
             codes = _CODES_OF.get(type_)
-            if codes in own.types and self.stores_codes(own):
+            if codes is not None and codes in own.types and self.stores_codes(own):
                 coded.append((own, codes))
             if type_ in _REAL and "weights16" in own.types:
                 halved.append((own, "weights16"))
