@@ -11,13 +11,14 @@ import pytest
 import penstock as ps
 from penstock.frontends.onnx.writer import onnx_bytes
 from penstock.quantizing import search as searching
+from penstock.quantizing.costs import NodeSeconds
 from penstock.quantizing.layers import ROUNDING
 from penstock.quantizing.measuring import FloatReference, error_limit
 from penstock.quantizing.record import FLOAT, Record
 from penstock.quantizing.samples import held_out_apart, samples_of
 from penstock.quantizing.search import Goal, Search
 from penstock.quantizing.source import float_model
-from tests.support.quantizable import convolutional, images
+from tests.support.quantizable import convolutional, images, with_weights
 
 SPEED = {"float32": 1.0, "static": 0.3, "dynamic": 0.5, "blocks8": 0.8, "weights8": 1.0}
 
@@ -31,8 +32,6 @@ def search(monkeypatch):
     own = Search(compile_(model), folded, samples_of([*images(8)], ["x"]), Goal(0.02), compile_)
 
     def measure_seconds(self):
-        from penstock.quantizing.costs import NodeSeconds
-
         for type_, share in SPEED.items():
             layers = {layer.name: share for layer in self.layers}
             self.seconds[type_] = NodeSeconds(layers, {}, {})
@@ -203,6 +202,21 @@ def test_weights_of_bfloat16_are_codes_as_far_as_the_error_allows(
     types = Counter(point.choice.values())
     assert types["bfloat16x8"] >= 1 and types["bfloat16x8"] + types["weights8"] == 2
     assert point.limit == 0.002 and point.size < before.size
+
+
+@pytest.mark.parametrize(("others", "stores"), [(1.0, False), (100.0, True)])
+def test_tables_are_codes_if_their_rows_take_next_to_no_part_of_a_run(others, stores):
+    table = np.random.default_rng(0).standard_normal((30, 40)).astype(np.float32)
+    text = "g (int64[2] i, float[30,40] w) => (float[2,40] y) { y = Gather(w, i) }"
+    model = ps.load(with_weights(text, w=table))
+    rows = samples_of([np.array([3, 29])] * 2, ["i"])
+    search = Search(ps.compile(model), float_model(model), rows, Goal(0.02), ps.compile)
+    (layer,) = search.layers
+    search.seconds = {
+        type_: NodeSeconds({layer.name: seconds}, {"another": others}, {})
+        for type_, seconds in (("float32", 1.0), ("weights8", 1.2))
+    }
+    assert search.stores_codes(layer) == stores
 
 
 def test_layers_that_a_deadline_leaves_no_time_for_stay_float(search):

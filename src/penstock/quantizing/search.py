@@ -577,13 +577,16 @@ class Search:
         return best
 
     def stores_codes(self, layer: QuantizableLayer) -> bool:
-        """Whether a layer is as fast with weights that are stored as codes. Nearly all compute the
-        same; rows of tables are made of codes in each run."""
+        """Whether a run is as fast with a layer's weights as codes. Nearly all layers compute the
+        same; rows of tables are made of codes in each run, which may take next to no part of it."""
+        real = self.seconds["float32"]
         before, after = (
-            self.seconds.get(type_, self.seconds["float32"]).layers.get(layer.name, 0.0)
+            self.seconds.get(type_, real).layers.get(layer.name, 0.0)
             for type_ in ("float32", "weights8")
         )
-        return layer.node.op.name != "Gather" or after <= _SAME * before
+        whole = sum(real.layers.values()) + sum(real.others.values())
+        slower = after - before
+        return layer.node.op.name != "Gather" or slower <= (_SAME - 1) * max(before, whole / 10)
 
     def by_error(self, wanted: Sequence[_Typed]) -> list[_Typed]:
         """Layers by the error that they make as their types for a byte, the least first, and then

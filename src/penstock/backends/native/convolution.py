@@ -189,24 +189,26 @@ def convolution_call(site: Site) -> NativeCall | None:
 def scattered_convolution(site: Site) -> NativeCall | None:
     """ConvTranspose with constant weights, if its phases are so small that most time would go to
     finding what each position reads."""
-    x, w, bias, y = site.input(0), site.constant(1), site.constant(2), site.output()
+    if site.node.op.name != "ConvTranspose" or site.attr("group", 1) > 1:
+        return None
+    x, w, y = site.input(0), site.input(1), site.output()
     if x is None or w is None or x.dtype != FLOAT32 or w.dtype != FLOAT32 or not y.elements:
         return None
-    sizes, (channels, filters) = x.dims[2:], w.shape[:2]
-    if site.node.op.name != "ConvTranspose" or not 1 <= len(sizes) <= _AXES:
-        return None
-    if site.attr("group", 1) > 1 or site.ordered or site.rounds:
-        return None
-    if bias is None and site.input(2) is not None:
+    sizes, (channels, filters) = x.dims[2:], w.dims[:2]
+    if not 1 <= len(sizes) <= _AXES or site.ordered or site.rounds:
         return None
     axes = [Window(1, 1, 1)] * (_AXES - len(sizes))
-    axes += TRANSPOSED_WINDOWS(site.node.attrs, w.shape[2:], sizes)
-    every, taps = -(-filters // _GROUP) * _GROUP, math.prod(w.shape[2:])
+    axes += TRANSPOSED_WINDOWS(site.node.attrs, w.dims[2:], sizes)
+    every, taps = -(-filters // _GROUP) * _GROUP, math.prod(w.dims[2:])
     work = 2 * math.prod(sizes) * taps * channels * every
     phases = math.prod([axis.stride for axis in axes])
     if math.prod(y.dims[2:]) * every > _SUMS or not all(axis.addressable for axis in axes):
         return None
     if work > min(_MOST_SCATTERED, _MOST_OF_PHASE * phases):
+        return None
+    # Only here: this may give the constants back that other kernels hold in their own order.
+    weights, bias = site.constant(1), site.constant(2)
+    if weights is None or (bias is None and site.input(2) is not None):
         return None
 
     def pack(w: np.ndarray) -> tuple[np.ndarray]:
@@ -215,7 +217,7 @@ def scattered_convolution(site: Site) -> NativeCall | None:
         return (packed,)
 
     type_ = TensorType(FLOAT32, (taps, channels, every))
-    packed = reordered("native scattered", w, pack, None, [type_])
+    packed = reordered("native scattered", weights, pack, None, [type_])
     biases = np.zeros(every, FLOAT32)
     biases[:filters] = 0 if bias is None else bias
     call = NativeCall(
