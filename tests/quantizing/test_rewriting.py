@@ -116,7 +116,7 @@ def test_biases_are_corrected():
     assert counts == [2, 2]  # a MatMul without a bias gets none
     conv = float_model(ps.load(convolutional()))
     forms = [
-        rewritten(conv.graph, {"dense": "weights8"}, {}, biases)
+        rewritten(conv.graph, {"dense": "dynamic"}, {}, biases)
         for biases in ({}, {"dense": np.full(10, 2, np.float32)})
     ]
     x = images()[0]

@@ -18,6 +18,8 @@ from penstock.quantizing.source import float_model
 from penstock.quantizing.weights import learned
 from tests.support.quantizable import convolutional, feed_forward, images, rows, with_weights
 
+ENDS = np.array(-7), np.array(7)
+
 
 def errors(weights, real, x):
     """The squared errors of results, for each row of weights."""
@@ -41,7 +43,7 @@ def problem(seed, groups, count, inner, samples, rank):
 )
 def test_no_row_is_worse_than_with_the_nearest_codes(seed, groups, count, inner, samples, rank):
     weights, scales, x = problem(seed, groups, count, inner, samples, rank)
-    codes = learned_codes(weights, scales, x.transpose(0, 2, 1) @ x, 7)
+    codes = learned_codes(weights, scales, x.transpose(0, 2, 1) @ x, ENDS)
     nearest = np.rint(weights / scales).clip(-7, 7)
     assert (codes == np.rint(codes)).all() and np.abs(codes).max() <= 7
     ours, plain = (errors(weights, own * scales, x) for own in (codes, nearest))
@@ -52,7 +54,7 @@ def test_no_row_is_worse_than_with_the_nearest_codes(seed, groups, count, inner,
 
 def test_correlated_inputs_have_half_of_the_error():
     weights, scales, x = problem(0, 2, 16, 128, 400, 12)
-    codes = learned_codes(weights, scales, x.transpose(0, 2, 1) @ x, 7)
+    codes = learned_codes(weights, scales, x.transpose(0, 2, 1) @ x, ENDS)
     nearest = np.rint(weights / scales).clip(-7, 7)
     assert (
         errors(weights, codes * scales, x).sum() < 0.25 * errors(weights, nearest * scales, x).sum()
@@ -63,14 +65,14 @@ def test_rows_of_one_sign_keep_it():
     weights, scales, x = problem(0, 1, 16, 64, 300, 8)
     weights[0, :5] = np.abs(weights[0, :5])
     weights[0, 5:10] = -np.abs(weights[0, 5:10])
-    codes = learned_codes(weights, scales, x.transpose(0, 2, 1) @ x, 7)[0]
+    codes = learned_codes(weights, scales, x.transpose(0, 2, 1) @ x, ENDS)[0]
     assert codes[:5].min() == 0 == codes[5:10].max()
     assert codes[10:].min() < 0 < codes[10:].max()
 
 
 def test_codes_are_near_the_best_ones():
     weights, scales, x = problem(3, 1, 8, 5, 60, 2)
-    codes = learned_codes(weights, scales, x.transpose(0, 2, 1) @ x, 7)
+    codes = learned_codes(weights, scales, x.transpose(0, 2, 1) @ x, ENDS)
     steps = np.stack(np.meshgrid(*[[-1, 0, 1]] * 5), axis=-1).reshape(-1, 5)
     near = (np.rint(weights / scales)[0][:, None] + steps).clip(-7, 7)  # all codes nearby
     every = errors(weights[0][:, None], near * scales[0][:, None], x)
@@ -84,14 +86,14 @@ def test_codes_are_near_the_best_ones():
 def test_codes_are_the_nearest_where_inputs_do_not_depend_on_one_another(seed):
     weights, scales, x = problem(seed, 2, 3, 20, 10, 3)
     gram = np.einsum("gsi,ij->gij", x**2, np.eye(20, dtype=np.float32))
-    codes = learned_codes(weights, scales, gram, 7)
+    codes = learned_codes(weights, scales, gram, ENDS)
     np.testing.assert_array_equal(codes, np.rint(weights / scales).clip(-7, 7))
 
 
 @pytest.mark.parametrize("value", [0.0, np.inf, np.nan])
 def test_codes_are_the_nearest_where_inputs_say_nothing(value):
     weights, scales, _ = problem(0, 1, 3, 8, 5, 2)
-    codes = learned_codes(weights, scales, np.full((1, 8, 8), value, np.float32), 7)
+    codes = learned_codes(weights, scales, np.full((1, 8, 8), value, np.float32), ENDS)
     np.testing.assert_array_equal(codes, np.rint(weights / scales).clip(-7, 7))
 
 
@@ -169,7 +171,7 @@ def test_models_of_learned_codes_have_less_error_in_onnxruntime(make, data, type
 
     files = [written()]
     for layer, gram in gram_matrices(session, layers, samples_of(data(24), ["x"])):
-        rewriter.learn(layer, type_, learned(layer, type_, gram))
+        rewriter.learn(layer, type_, learned(layer, type_, gram, rewriter.shifts))
     files.append(written())
     assert len(files[0]) == pytest.approx(len(files[1]), abs=200)
     unseen, errors = data(32)[24:], []

@@ -77,7 +77,7 @@ Biases = Mapping[str, np.ndarray]
 
 CodeCache: TypeAlias = "dict[tuple[Value, int, str], StoredCodes]"
 """codes and scales of weights, by these, the axis of scales and kind, which rewritings of one graph
-share: the type for blocks and for what was learned, else ``channels``"""
+share: the type for blocks and for what was learned, else ``channels`` or ``shifted``"""
 
 
 class Rewritten(NamedTuple):
@@ -94,7 +94,10 @@ class Rewritten(NamedTuple):
 
 
 class Rewriter(Protocol):
-    """Makes the forms of one model."""
+    """Makes the forms of one model. ``shifts``: whether weights that are only stored as codes may
+    have other codes of 0 than 0."""
+
+    shifts: bool
 
     @property
     def layers(self) -> Sequence[QuantizableLayer]:
@@ -112,6 +115,8 @@ class Rewriter(Protocol):
 
 class GraphRewriter:
     """The rewriter of a graph of standard operations."""
+
+    shifts = True
 
     def __init__(self, graph: Graph) -> None:
         self.layers = layers_of(graph)
@@ -297,24 +302,32 @@ class _Rewriting:
         """Weights as int8 with their scales."""
         if self.has_learned(layer):
             return self.cache[own.value, own.axis, "weights8"]
-        key = own.value, own.axis, "channels"
+        # No kernel multiplies codes that are only stored, so those of 0 may be others. Corrections
+        # of biases are for symmetric codes.
+        alone = own.readers == 1 and layer.node.op.name != "Gather"
+        shifted = alone and self.is_stored(layer) and layer.name not in self.biases
+        key = own.value, own.axis, "shifted" if shifted else "channels"
         if key not in self.cache:
-            self.cache[key] = channel_codes(own.weights, own.axis)
+            self.cache[key] = channel_codes(own.weights, own.axis, shifted)
         return self.cache[key]
+
+    def is_stored(self, layer: QuantizableLayer) -> bool:
+        """Whether weights are codes only in the file."""
+        return self.choice.get(layer.name) in ("weights8", "bfloat16x8")
 
     def has_learned(self, layer: QuantizableLayer) -> bool:
         """Whether a layer only stores codes, and these were learned."""
-        type_, own = self.choice.get(layer.name), layer.stored[0]
-        is_stored = type_ in ("weights8", "bfloat16x8")
-        return is_stored and (own.value, own.axis, "weights8") in self.cache
+        own = layer.stored[0]
+        return self.is_stored(layer) and (own.value, own.axis, "weights8") in self.cache
 
     def stored(self, layer: QuantizableLayer, own: Stored) -> tuple[Value, np.ndarray]:
         """Weights that are stored as codes, and their scales."""
         name = f"{layer.name}/weights" if own.place == 1 else f"{layer.name}/weights{own.place}"
-        codes, scales = self.codes(layer, own)
+        codes, scales, zeros = self.codes(layer, own)
         stored = self.shared(name, codes)
         scale = self.shared(f"{name}/scale", scales)
-        zero = Value(f"{name}/zero", const=np.zeros(scales.shape, _INT8))
+        zeros = np.zeros(scales.shape, _INT8) if zeros is None else zeros
+        zero = Value(f"{name}/zero", const=zeros)
         inputs, attrs = [stored, scale, zero], {"axis": own.axis}
         return self.add("DequantizeLinear", inputs, f"{name}/dequantized", attrs), scales
 
@@ -335,7 +348,7 @@ class _Rewriting:
             self.nodes.append(node)
             return
         name, indices = layer.name, node.inputs[1]
-        codes, scales = self.codes(layer, own)
+        codes, scales, _ = self.codes(layer, own)
         by_row = scales.reshape(-1, *[1] * (own.weights.ndim - 1))
         table = self.shared(f"{name}/weights", codes)
         rows = self.add("Gather", [table, indices], f"{name}/rows")
@@ -368,7 +381,7 @@ class _Rewriting:
         """A convolution or product of integers, with the range of its input as it is in the run."""
         node, name, output = layer.node, layer.name, layer.output
         x, x_scale, x_zero = self.run_codes(node.inputs[0])
-        codes, scales = self.codes(layer, layer.stored[0])
+        codes, scales, _ = self.codes(layer, layer.stored[0])
         is_conv = node.op.name == "Conv"
         if layer.axis == 0 and not is_conv:
             key = layer.stored[0].value, 0, "transposed"
@@ -410,7 +423,7 @@ class _Rewriting:
         key = layer.stored[0].value, layer.axis, f"blocks{bits}"
         if key not in self.cache:
             self.cache[key] = block_codes(np.ascontiguousarray(rows), bits)
-        packed, scales = self.cache[key]
+        packed, scales, _ = self.cache[key]
         columns, inner = rows.shape
         name = layer.name
         stored = self.shared(f"{name}/weights", packed)

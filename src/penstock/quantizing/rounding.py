@@ -14,6 +14,7 @@ So weights are rounded from the last to the first, each to compensate for the la
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -32,13 +33,17 @@ _DAMPING = 0.01
 _TOGETHER = 64  # weights of a row between which errors are carried at once
 
 
-def learned_codes(rows: np.ndarray, scales: np.ndarray, gram: np.ndarray, most: int) -> np.ndarray:
-    """Codes of weights [groups, count, inner] between ``-most`` and ``most``, as real numbers.
+Ends: TypeAlias = "tuple[np.ndarray, np.ndarray]"
+"""the least and the largest code of each row, in arrays that broadcast against the weights"""
+
+
+def learned_codes(rows: np.ndarray, scales: np.ndarray, gram: np.ndarray, ends: Ends) -> np.ndarray:
+    """Codes of weights [groups, count, inner] between ``ends``, as real numbers.
     ``scales`` has a scale for each weight, ``gram`` [groups, inner, inner] is the Gram matrix of
     the inputs. For these inputs, no row has a larger error than with the nearest codes. Rows
     without negative or without positive weights stay so: a logarithm may follow filters of powers.
     """
-    nearest = np.rint(rows / scales).clip(-most, most)
+    nearest = np.rint(rows / scales).clip(*ends)
     size = np.einsum("gii->gi", gram)
     damping = _DAMPING * size.mean(axis=1)
     if not (np.isfinite(gram).all() and damping.all()):
@@ -54,8 +59,9 @@ def learned_codes(rows: np.ndarray, scales: np.ndarray, gram: np.ndarray, most: 
     except np.linalg.LinAlgError:  # lost to rounding, with inputs of very unequal sizes
         return nearest
     wanted, steps = (np.take_along_axis(a, order[:, None, :], 2) for a in (rows, scales))
-    least = np.where(rows.min(axis=-1) < 0, np.float32(-most), np.float32(0))
-    largest = np.where(rows.max(axis=-1) > 0, np.float32(most), np.float32(0))
+    low, high = (np.broadcast_to(end, (*rows.shape[:2], 1))[..., 0] for end in ends)
+    least = np.where(rows.min(axis=-1) < 0, low, np.float32(0))
+    largest = np.where(rows.max(axis=-1) > 0, high, np.float32(0))
     rounded = _rounded(wanted, steps, factor, (least, largest))
     codes = np.empty_like(rows)
     np.put_along_axis(codes, order[:, None, :], rounded, 2)

@@ -198,7 +198,7 @@ class Search:
             if perf_counter() > until:
                 break
             for type_ in types[layer.name]:
-                self.forms.learn(layer, type_, learned(layer, type_, gram))
+                self.forms.learn(layer, type_, learned(layer, type_, gram, self.forms.shifts))
                 done.append((layer.name, type_))
         self.has_learned = True
         self.record.learning_seconds = perf_counter() - begin

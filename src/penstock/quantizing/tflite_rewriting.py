@@ -30,6 +30,8 @@ class TfliteRewriter:
     like ``penstock.load``, and ``PenstockError`` for files that cannot be written again.
     """
 
+    shifts = False  # TFLite has one zero point, 0, for weights with scales by channel
+
     def __init__(self, data: bytes, entry: str, limits: Limits = DEFAULT_LIMITS) -> None:
         with opened_model(data, "the model", wanted="tflite") as (table, weights):
             fields = fields_of(table, weights)

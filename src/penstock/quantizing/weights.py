@@ -6,40 +6,74 @@ import numpy as np
 
 from penstock.core.records import NamedTuple
 from penstock.quantizing.layers import BLOCK, LayerType, QuantizableLayer
-from penstock.quantizing.rounding import learned_codes
+from penstock.quantizing.rounding import Ends, learned_codes
 
 _TRIED = (1.0, 0.95, 0.9, 0.85, 0.8)  # shares of the largest weight that scales may end at
 
 
 class StoredCodes(NamedTuple):
     """Weights as codes, and their scales: int8 with a scale for each channel, or blocks as
-    MatMulNBits takes them."""
+    MatMulNBits takes them. ``zeros``: the codes of 0 by channel; None if they are 0."""
 
     codes: np.ndarray
     scales: np.ndarray
+    zeros: np.ndarray | None = None
 
 
-def channel_codes(weights: np.ndarray, axis: int) -> StoredCodes:
-    """Weights as int8 between -127 and 127 with one scale for each index of ``axis``. Of a few
-    scales that with the least squared error is taken."""
-    rows = np.moveaxis(weights, axis, 0).reshape(weights.shape[axis], -1)
-    scales = _least_error(rows, 127)
-    shape = [1] * weights.ndim
-    shape[axis] = -1
-    codes = np.clip(np.rint(weights / scales.reshape(shape)), -127, 127).astype(np.int8)
-    return StoredCodes(codes, scales)
+def channel_codes(weights: np.ndarray, axis: int, shifted: bool = False) -> StoredCodes:
+    """Weights as int8 with one scale for each index of ``axis``: between -127 and 127, or
+    ``shifted`` so that the range of each channel has all 256 codes. Of a few scales that with the
+    least squared error is taken."""
+    moved = np.moveaxis(weights, axis, 0)
+    rows = moved.reshape(len(moved), -1)
+    ends = _ends(rows, shifted)
+    scales = _least_error(rows, ends)
+    numbers = np.rint(rows / scales[:, None]).clip(*ends)
+    return _channels(numbers.reshape(moved.shape), axis, scales, ends, shifted)
 
 
-def _least_error(rows: np.ndarray, most: int) -> np.ndarray:
-    """For each row, the one of a few scales for which codes up to ``most`` have the least error."""
-    top = np.abs(rows).max(axis=-1, keepdims=True) / np.float32(most)
+def _channels(
+    numbers: np.ndarray, axis: int, scales: np.ndarray, ends: Ends, shifted: bool
+) -> StoredCodes:
+    """The codes for multiples of scales, with the axis of scales in front."""
+    zeros = None
+    if shifted:
+        first = -128 - ends[0]
+        numbers, zeros = numbers + first.reshape(-1, *[1] * (numbers.ndim - 1)), first.reshape(-1)
+        zeros = zeros.astype(np.int8)
+    return StoredCodes(np.moveaxis(numbers, 0, axis).astype(np.int8, order="C"), scales, zeros)
+
+
+def _ends(rows: np.ndarray, shifted: bool) -> Ends:
+    """The least and the largest multiple of its scale that codes of a row have: symmetric, or those
+    that divide the range of the row and 0 into 255 steps."""
+    if not shifted:
+        return _symmetric(127)
+    low = np.minimum(rows.min(axis=-1, keepdims=True), 0).astype(np.float64)
+    span = np.maximum(rows.max(axis=-1, keepdims=True), 0) - low
+    least = np.rint(255 * low / np.where(span > 0, span, 1)).astype(np.float32)
+    return least, least + np.float32(255)
+
+
+def _symmetric(most: int) -> Ends:
+    return np.array([-most], np.float32), np.array([most], np.float32)
+
+
+def _least_error(rows: np.ndarray, ends: Ends) -> np.ndarray:
+    """For each row, the one of a few scales for which codes between ``ends`` have the least
+    error."""
+    low, high = ends
+    top = np.maximum(
+        rows.max(axis=-1, keepdims=True) / np.where(high > 0, high, np.float32(np.inf)),
+        rows.min(axis=-1, keepdims=True) / np.where(low < 0, low, np.float32(-np.inf)),
+    )
     # Rows of zeros and of subnormal numbers, whose quotients may not be finite.
     top = np.where(top > np.float32(1e-30), top, np.float32(1))
     best, least = top, np.full(top.shape, np.inf, np.float32)
     # A scale that leaves out the largest weights has smaller steps for all others.
     for share in _TRIED:
         scale = top * np.float32(share)
-        codes = np.clip(np.rint(rows / scale), -most, most)
+        codes = np.rint(rows / scale).clip(low, high)
         # Masks have the largest number of float32 in them.
         with np.errstate(over="ignore"):
             error = np.square(codes * scale - rows).sum(axis=-1, keepdims=True)
@@ -53,7 +87,7 @@ def bias_correction(
     """Return the bias correction for quantized weights, for each index of ``axis``: the product of
     the means of the input, one for each channel, with the errors of the weights (Nagel et al. 2019,
     "Data-free quantization"). None if sizes do not fit."""
-    codes, scales = channel_codes(weights, axis)
+    codes, scales, _ = channel_codes(weights, axis)
     rows = np.moveaxis(weights, axis, 0)
     errors = rows - np.moveaxis(codes, axis, 0) * scales.reshape(-1, *[1] * (weights.ndim - 1))
     sums = errors.reshape(*errors.shape[:2], -1).sum(axis=-1)
@@ -72,7 +106,7 @@ def block_codes(rows: np.ndarray, bits: int) -> StoredCodes:
     blocks = rows.reshape(columns, inner // BLOCK, BLOCK)
     # As many codes on either side of the middle: zero points would be one more array to read.
     half = 1 << (bits - 1)
-    scales = _least_error(blocks, half - 1)
+    scales = _least_error(blocks, _symmetric(half - 1))
     codes = np.rint(blocks / scales[..., None]).clip(1 - half, half - 1) + half
     return StoredCodes(packed_blocks(codes.astype(np.uint8), bits), scales)
 
@@ -85,23 +119,29 @@ def packed_blocks(codes: np.ndarray, bits: int) -> np.ndarray:
     return packed
 
 
-def learned(layer: QuantizableLayer, type_: LayerType, gram: np.ndarray) -> StoredCodes:
-    """The codes of a layer's weights as ``weights8`` or in blocks, with the scales that the nearest
-    codes have, and rounded by the Gram matrix of its inputs [groups, inner, inner]."""
+def learned(
+    layer: QuantizableLayer, type_: LayerType, gram: np.ndarray, shifted: bool = False
+) -> StoredCodes:
+    """The codes of a layer's weights as ``weights8``, which may be ``shifted``, or in blocks, with
+    the scales that the nearest codes have, and rounded by the Gram matrix of its inputs [groups,
+    inner, inner]."""
     weights, axis = layer.weights, layer.axis
     moved = np.moveaxis(weights, axis, 0)
     rows = moved.reshape(len(moved), -1)
     by_group = (len(gram), len(rows) // len(gram), rows.shape[1])
     if type_ == "weights8":
-        scales = _least_error(rows, 127)
+        ends = _ends(rows, shifted)
+        scales = _least_error(rows, ends)
         steps = np.broadcast_to(scales[:, None], rows.shape).reshape(by_group)
-        codes = learned_codes(rows.reshape(by_group), steps, gram, 127).reshape(moved.shape)
-        return StoredCodes(np.moveaxis(codes, 0, axis).astype(np.int8, order="C"), scales)
+        own = [np.broadcast_to(end, (len(rows), 1)).reshape(*by_group[:2], 1) for end in ends]
+        codes = learned_codes(rows.reshape(by_group), steps, gram, (own[0], own[1]))
+        return _channels(codes.reshape(moved.shape), axis, scales, ends, shifted)
     bits = int(type_.removeprefix("blocks"))
     half = 1 << (bits - 1)
-    scales = _least_error(rows.reshape(len(rows), -1, BLOCK), half - 1)
+    ends = _symmetric(half - 1)
+    scales = _least_error(rows.reshape(len(rows), -1, BLOCK), ends)
     steps = np.repeat(scales, BLOCK, axis=1).reshape(by_group)
-    codes = learned_codes(rows.reshape(by_group), steps, gram, half - 1) + half
+    codes = learned_codes(rows.reshape(by_group), steps, gram, ends) + half
     return StoredCodes(
         packed_blocks(codes.reshape(*scales.shape, BLOCK).astype(np.uint8), bits), scales
     )
