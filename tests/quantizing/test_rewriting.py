@@ -22,15 +22,20 @@ MODELS = {"convolutional": (convolutional, images), "feed_forward": (feed_forwar
 def written(name: str, type_: str):
     """The model with one type wherever it can be, its float outputs and an input."""
     make, data = MODELS[name]
-    model = float_model(ps.load(make()))
-    graph, x = model.graph, data()[0]
-    layers = layers_of(graph)
+    x = data()[0]
+    layers = layers_of(float_model(ps.load(make())).graph)
     choice = {layer.name: type_ for layer in layers if type_ in layer.types}
-    names = [value.name for value in codes_of(graph, layers, choice).values]
+    return with_types(make, choice, x), ps.compile(make())(x), x
+
+
+def with_types(make, choice, x):
+    """The model with the types of a choice and ranges of one input."""
+    model = float_model(ps.load(make()))
+    names = [value.name for value in codes_of(model.graph, layers_of(model.graph), choice).values]
     values = ps.compile(model).run({"x": x}, fetches=names) if names else {}
     ranges = {n: ValueRange.of(float(v.min()), float(v.max())) for n, v in values.items()}
-    form = rewritten(graph, choice, ranges)
-    return replace(model, graphs={model.entry: form.graph}), ps.compile(make())(x), x
+    form = rewritten(model.graph, choice, ranges)
+    return replace(model, graphs={model.entry: form.graph})
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -50,6 +55,22 @@ def test_types_are_near_the_float_model_and_onnxruntime(name, type_, most):
     assert 0 < np.abs(ours - wanted).max() < most * spread
     # Roundings to codes may fall to either side.
     np.testing.assert_allclose(ours, theirs, atol=most * spread / 2)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_mixed_types_equal_those_of_onnxruntime(seed):
+    # Such as stored codes with zero points beside an input that is codes.
+    rng = np.random.default_rng(seed)
+    wanted = ("float32", "static", "weights8", "bfloat16x8")
+    kinds = {own.name: own.types for own in layers_of(float_model(ps.load(convolutional())).graph)}
+    types = {
+        name: str(rng.choice([type_ for type_ in own if type_ in wanted]))
+        for name, own in kinds.items()
+    }
+    x = images()[0]
+    model = with_types(convolutional, types, x)
+    (theirs,) = onnxruntime.InferenceSession(onnx_bytes(model)).run(None, {"x": x})
+    np.testing.assert_allclose(ps.compile(model)(x), theirs, atol=0.005 * np.ptp(theirs))
 
 
 def test_static_layers_run_on_codes():

@@ -56,6 +56,7 @@ def _ends(rows: np.ndarray, shifted: bool) -> Ends:
 
 
 def _symmetric(most: int) -> Ends:
+    """As many codes below 0 as above it, for all rows."""
     return np.array([-most], np.float32), np.array([most], np.float32)
 
 

@@ -137,32 +137,24 @@ def test_places_equal_numpys(dims, share, dtype):
         check(node_of(name, [x], domain=domain, version=1 if domain else 26), [x])
 
 
-@pytest.mark.parametrize(("name", "domain"), PLACES)
-def test_search_for_places_ends_in_the_middle_when_its_run_is_stopped(name, domain):
-    x = np.ones((3, 2**16), np.int8)
+@pytest.mark.parametrize(
+    ("name", "domain", "x", "looks"),
+    [
+        *[(name, domain, np.ones((3, 2**16), np.int8), 4) for name, domain in PLACES],
+        ("Unique", "", np.arange(900_000, dtype=np.int32), 3),
+    ],
+)
+def test_searches_end_in_the_middle_when_their_run_is_stopped(name, domain, x, looks):
     node = node_of(name, [x], domain=domain, version=1 if domain else 26)
     for library in LIBRARIES:
         kernel = kernel_of(node, library)
         assert kernel is not None
         whole = CountingRun()
         working_for(whole, kernel.function, x)
-        assert whole.looks == 4
-        for last in range(1, 5):
+        assert whole.looks == looks
+        for last in range(1, looks + 1):
             with pytest.raises(Cancelled):
                 working_for(CountingRun(last), kernel.function, x)
-
-
-def test_search_for_distinct_elements_ends_in_the_middle_when_its_run_is_stopped():
-    x = np.arange(900_000, dtype=np.int32)
-    node = node_of("Unique", [x], outputs=2)
-    for library in LIBRARIES:
-        kernel = kernel_of(node, library)
-        assert kernel is not None
-        whole = CountingRun()
-        working_for(whole, kernel.function, x)
-        assert whole.looks == 3
-        with pytest.raises(Cancelled):
-            working_for(CountingRun(last=2), kernel.function, x)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
