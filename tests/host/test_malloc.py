@@ -130,8 +130,21 @@ def test_memory_that_is_kept_is_bounded_and_given_back():
     nbytes = arrays[0].nbytes
     arrays.clear()
     assert MOST_KEPT - nbytes < kept_bytes() <= MOST_KEPT
-    give_back_memory()
+    give_back_memory(beyond=1 << 40)
+    assert kept_bytes() > 0
+    give_back_memory(beyond=nbytes)
     assert kept_bytes() == 0
+
+
+def test_free_memory_is_counted():
+    if malloc._mallinfo() is None:
+        pytest.skip("glibc has no mallinfo2")
+    blocks = [np.empty(50_000, np.uint8) for _ in range(200)]
+    last = np.empty(50_000, np.uint8)  # behind the others, so that malloc keeps them
+    before = malloc._free_bytes()
+    del blocks
+    assert 9e6 < malloc._free_bytes() - before < 11e6
+    assert last.size
 
 
 @needs_mappings

@@ -3,6 +3,7 @@ machine."""
 
 from collections import Counter
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime
@@ -202,6 +203,18 @@ def test_weights_of_bfloat16_are_codes_as_far_as_the_error_allows(
     types = Counter(point.choice.values())
     assert types["bfloat16x8"] >= 1 and types["bfloat16x8"] + types["weights8"] == 2
     assert point.limit == 0.002 and point.size < before.size
+
+
+def test_layers_behind_one_with_too_large_an_error_are_stored(search, monkeypatch):
+    names = [f"layer{i}" for i in range(6)]
+    wanted = [(SimpleNamespace(name=name), "weights8") for name in names]
+    monkeypatch.setattr(search, "by_error", lambda wanted: wanted)
+    monkeypatch.setattr(search, "point", lambda choice, _: SimpleNamespace(choice=choice))
+    without = {"layer1", "layer4"}
+    best = search.stored(
+        SimpleNamespace(choice={}), wanted, lambda point: without.isdisjoint(point.choice)
+    )
+    assert {*best.choice} == {*names} - without
 
 
 @pytest.mark.parametrize(("others", "stores"), [(1.0, False), (100.0, True)])

@@ -96,7 +96,7 @@ class Arenas(Generic[T]):
 
     def _new(self) -> T:
         if self._memory is not None:  # malloc may still hold the memory of dropped arenas
-            give_back_memory()
+            give_back_memory(self._memory.unused)
         try:
             return self._bind(_checked(self._host, self._host.allocate(self.size), self.size))
         except BaseException as error:

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -163,14 +163,37 @@ def note_freed(nbytes: int, most: int = _SLAB) -> None:
         give_back_memory()
 
 
-def give_back_memory() -> None:
-    """Return free memory to the system. With glibc; other libraries do so by themselves."""
+def give_back_memory(beyond: int = -1) -> None:
+    """Return free memory to the system if it has more than ``beyond`` bytes. With glibc; other
+    libraries do so by themselves."""
     global _freed
+    if beyond >= kept_bytes() + _free_bytes():
+        return
     _freed = 0
     _kept.clear()
     trim = _libc_function("malloc_trim")
     if trim is not None:
         trim(0)
+
+
+def _free_bytes() -> float:
+    """Return the bytes that glibc's malloc could give out without the system; infinity if it does
+    not say (before 2.33)."""
+    mallinfo = _mallinfo()
+    return math.inf if mallinfo is None else mallinfo().of[8]  # ``fordblks``
+
+
+@cache
+def _mallinfo() -> Callable[..., Any] | None:
+    function: Any = _libc_function("mallinfo2")
+    if function is not None:
+        import ctypes
+
+        class Numbers(ctypes.Structure):
+            _fields_ = (("of", ctypes.c_size_t * 10),)
+
+        function.restype = Numbers
+    return function
 
 
 @cache

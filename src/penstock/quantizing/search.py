@@ -70,6 +70,7 @@ _DOUBLINGS = 40
 # Rounds in which the seconds of conversions are learned, and by how much each may change them.
 _ROUNDS, _MOST_SCALE = 4, 8.0
 _TIME_SHARE = 1e-6  # errors that a second counts, where time hardly matters
+_SKIPS = 3  # times that layers are stored, each without a layer that had too large an error
 _SAME = 1.05  # the ratio of times up to which a choice counts as equally fast
 _NEARLY = 1.02  # the ratio of times up to which either of two choices may be taken
 _REAL = ("float32", "weights16")  # types with which a layer computes the same
@@ -566,14 +567,17 @@ class Search:
 
         if not wanted or fits(best := tried(wanted)):
             return best if wanted else point
-        wanted, best = self.by_error(wanted), point
-        low, high = 0, len(wanted) + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            if fits(more := tried(wanted[:middle])):
-                best, low = more, middle
-            else:
-                high = middle
+        wanted, kept, best = self.by_error(wanted), [], point
+        for _ in range(_SKIPS):
+            low, high = 0, len(wanted) + 1
+            while high - low > 1:
+                middle = (low + high) // 2
+                if fits(more := tried([*kept, *wanted[:middle]])):
+                    best, low = more, middle
+                else:
+                    high = middle
+            # Errors do not quite add up: without the next layer, those behind it may fit.
+            kept, wanted = [*kept, *wanted[:low]], wanted[low + 1 :]
         return best
 
     def stores_codes(self, layer: QuantizableLayer) -> bool:

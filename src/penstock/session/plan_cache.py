@@ -203,7 +203,7 @@ class PlanCache:
             self._make_room(executor)
             if self._dropped > _MANY_BYTES or self.memory is not None:
                 self._dropped = 0
-                give_back_memory()
+                give_back_memory(-1 if self.memory is None else self.memory.unused)
 
     def _share(self, executor: Executor, memory: SessionMemory) -> None:
         """Let the runs of a cached plan use the memory that the session may hold."""

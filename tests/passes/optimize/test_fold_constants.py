@@ -91,6 +91,38 @@ def test_constant_of_shape_is_not_blown_up():
     assert owned_bytes(constant) == 4
 
 
+def test_rows_that_one_index_looks_up_are_kept_once():
+    # Token types that the exporter knows to be 0, as in encoders of text.
+    table = ", ".join(map(str, range(128)))
+    graph = optimized(
+        f"""g (float[8, N, 64] x) => (float[8, N, 64] y)
+            <int64[2] dims = {{8, 40}}, float[2, 64] table = {{{table}}}> {{
+            types = ConstantOfShape <value = int64[1] {{1}}> (dims)
+            rows = Gather(table, types)
+            y = Add(x, rows)
+        }}"""
+    )
+    assert ops(graph) == {"Add": 1}
+    (constant,) = [v.const for v in graph.nodes[0].inputs if v.is_constant]
+    # The other operand may have one token, for all that is known.
+    assert constant.shape == (1, 40, 64)
+    assert owned_bytes(constant) == 64 * 4
+    np.testing.assert_array_equal(constant, np.broadcast_to(np.arange(64.0, 128), (1, 40, 64)))
+
+
+def test_zeros_of_unlike_sign_are_not_one():
+    graph = optimized(
+        """g (float[4, 2000] x) => (float[4, 2000] y)
+            <int64[1] dims = {2000}, float[4, 1] zeros = {0.0, -0.0, 0.0, 0.0}> {
+            ones = ConstantOfShape <value = float[1] {1.0}> (dims)
+            signed = Mul(ones, zeros)
+            y = Div(x, signed)
+        }"""
+    )
+    (constant,) = [v.const for v in graph.nodes[0].inputs if v.is_constant]
+    np.testing.assert_array_equal(np.signbit(constant[:, 0]), [False, True, False, False])
+
+
 def test_random_numbers_are_not_folded():
     graph = optimized(
         "g () => (float[2] y) { a = RandomNormal <shape = [2]> () b = RandomNormal <shape = [2]> () "

@@ -31,6 +31,8 @@ from penstock.passes.rewrite import Substitution
 _TYPE, _NBYTES = attrgetter("type"), attrgetter("nbytes")
 _WIDENING, _WIDENED = ("Cast", "DequantizeLinear"), 4
 """operations that widen stored weights to float32, and the factor of their bytes"""
+_FEW_BYTES = 4096
+"""arrays of at most so many bytes are stored with all their elements"""
 
 
 class FoldConstants(Pass):
@@ -212,7 +214,9 @@ class _Folder:
         except Exception:
             return None  # the run raises the error, with the node and its inputs in the message
         # A value cannot hold a constant sequence or optional.
-        return None if False in [isinstance(x, np.ndarray) for x in arrays] else arrays
+        if False in [isinstance(x, np.ndarray) for x in arrays]:
+            return None
+        return [*map(_repeated, arrays)] if outputs > held else arrays
 
     def is_constant(self, node: Node) -> bool:
         """Whether ``node`` has the same result in every run, and may be computed now."""
@@ -269,6 +273,21 @@ def _filled(node: Node, type_: TensorType) -> np.ndarray:
     element = np.zeros((), np.float32) if fill is None else np.asarray(fill).reshape(())
     array = np.broadcast_to(element, type_.dims)
     return array.copy() if math.prod(type_.dims) <= 1024 else array
+
+
+def _repeated(array: np.ndarray) -> np.ndarray:
+    """Return a large array in which equal elements along an axis are one, broadcast by a stride of
+    0, as rows are that a Gather has looked up by one index."""
+    if array.nbytes <= _FEW_BYTES or array.dtype.hasobject or array.itemsize > 8:
+        return array
+    few = array
+    for axis, size in enumerate(array.shape):
+        bits = few.view(f"u{few.itemsize}")  # as 0.0 equals -0.0
+        first, second = (bits[(slice(None),) * axis + (slice(i, i + 1),)] for i in (0, 1))
+        # Two of them rule out nearly all axes.
+        if size > 1 and (first == second).all() and (bits == first).all():
+            few = few[(slice(None),) * axis + (slice(1),)]
+    return array if few is array else np.broadcast_to(few.copy(), array.shape)
 
 
 def owned_bytes(array: np.ndarray) -> int:

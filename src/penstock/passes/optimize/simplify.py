@@ -189,13 +189,27 @@ def rank_zero(node: Node, value: Value, output: Value) -> bool:
     changed = False
     for i, operand in enumerate(node.inputs):
         const, other = None if operand is None else operand.const, node.inputs[1 - i]
-        if operand is None or const is None or const.size != 1 or const.ndim == 0 or other is None:
+        if operand is None or const is None or const.ndim == 0 or other is None:
             continue
         # Then the other operand determines the result's rank.
-        if (other.rank or 0) >= const.ndim:
+        if const.size == 1 and (other.rank or 0) >= const.ndim:
             node.inputs[i] = Value(operand.name, const=const.reshape(()))
             changed = True
+        elif const.size > 1 and 0 in const.strides and other.shape is not None:
+            changed |= _repeat_once(node, i, operand.name, const, other.shape)
     return changed
+
+
+def _repeat_once(node: Node, index: int, name: str, const: np.ndarray, other: Shape) -> bool:
+    """Keep one of a constant's elements along the axes where strides of 0 repeat it as often as the
+    ``other`` operand has elements: that operand then determines the result's dims."""
+    dims = (None,) * (const.ndim - len(other)) + other[-const.ndim :]
+    pairs = zip(const.shape, const.strides, dims, strict=True)
+    once = [stride == 0 and 1 < size == dim for size, stride, dim in pairs]
+    if True in once:
+        kept = tuple(slice(1) if one else slice(None) for one in once)
+        node.inputs[index] = Value(name, const=const[kept])
+    return True in once
 
 
 RULES: dict[str, Visit] = {
