@@ -37,11 +37,13 @@ _Place = tuple[Subgraph, Hashable, bool]
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """A cached executor, its subgraph and key, and the number of its last use."""
+    """A cached executor, its subgraph and key, the number of its last use, and the bytes of its
+    constants."""
 
     place: _Place
     executor: Executor
     last_use: int
+    constants: dict[int, int]
 
 
 class PlanCache:
@@ -199,7 +201,9 @@ class PlanCache:
                 return
             if self.memory is not None:  # before plans make room for it, since it may be refused
                 self._share(executor, self.memory)
-            self._kept[place] = _Kept(place, executor, self._use())
+            # Counting the constants of all plans for each new one would take longer and longer.
+            constants = {} if self.memory is None else executor.table.constant_memory()
+            self._kept[place] = _Kept(place, executor, self._use(), constants)
             self._make_room(executor)
             if self._dropped > _MANY_BYTES or self.memory is not None:
                 self._dropped = 0
@@ -263,8 +267,8 @@ class PlanCache:
         """Return the bytes of the constants of all plans, each counted once. If each run reads them
         from a file, count only what one step and the next need of them."""
         held = last.table.constant_memory()
-        for executor in [kept.executor for kept in self._by_use()]:
-            held |= executor.table.constant_memory()
+        for kept in self._by_use():
+            held |= kept.constants
         if self.pager is None or not self.pager.active:
             return sum(held.values())
         plans = [last, *[kept.executor for kept in self._by_use()]]
