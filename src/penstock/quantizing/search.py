@@ -70,6 +70,7 @@ _DOUBLINGS = 40
 # Rounds in which the seconds of conversions are learned, and by how much each may change them.
 _ROUNDS, _MOST_SCALE = 4, 8.0
 _TIME_SHARE = 1e-6  # errors that a second counts, where time hardly matters
+_ROOM = 0.8  # part of the error for types that are faster, beside that of weights that are stored
 _SKIPS = 3  # times that layers are stored, each without a layer that had too large an error
 _SAME = 1.05  # the ratio of times up to which a choice counts as equally fast
 _NEARLY = 1.02  # the ratio of times up to which either of two choices may be taken
@@ -469,7 +470,7 @@ class Search:
                 point = self.point(
                     costs.fastest_within(budget, weight), f"errors up to {budget:.2g}"
                 )
-                if point.limit <= bound:
+                if point.limit <= _ROOM * bound:
                     low = budget
                 else:
                     high = budget
@@ -480,7 +481,8 @@ class Search:
                 # The learned costs of conversions may be wrong for some of them.
                 guessed = self.measured(self.costs(conversion_scale=1.0))
                 self.point(guessed.fastest_within(low, weight), "the same with guessed conversions")
-        return self.smaller(self.best(bound), bound)
+        best, roomy = self.best(bound), self.best(_ROOM * bound)
+        return self.smaller(roomy if roomy.time <= _SAME * best.time else best, bound)
 
     def fastest(self) -> Point:
         """The fastest choice, whatever its errors. What conversions take is learned meanwhile: the
