@@ -17,6 +17,7 @@ the kernel looks at these contents as well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
@@ -131,7 +132,7 @@ class KernelCache:
     """
 
     __slots__ = (
-        *("__weakref__", "_awaited", "_estimate", "_plain"),
+        *("__weakref__", "_awaited", "_estimate", "_paid", "_plain"),
         *("backend", "contents", "kernels", "node", "pays", "types", "weights"),
     )
 
@@ -145,6 +146,7 @@ class KernelCache:
         self._awaited: dict[Any, int | None] = {}
         # Bytes of the inputs of the last estimate, and the calls that NumPy's kernel then got.
         self._estimate = (0, 0)
+        self._paid = 0  # bytes of the last inputs for which making a kernel paid at once
         self._plain: Callable[..., RunValue] | None = None
         self.weights = {
             i: v
@@ -163,9 +165,14 @@ class KernelCache:
             self._plain = self._weighted(self.node.op.compile(self.node, self.types))
         return self._plain
 
-    def _weighted(self, kernel: Kernel) -> Callable[..., RunValue]:
-        """The function of a kernel, with the weights that it looks at as arguments."""
-        function, packed = kernel.function, kernel.packed.inputs
+    def _weighted(self, kernel: Kernel, inputs: RunValues = ()) -> Callable[..., RunValue]:
+        """The function of a kernel, with the weights that it looks at as arguments; for ``inputs``
+        in their orders of dims."""
+        packed = kernel.packed.inputs
+        ordered = None
+        if inputs and kernel.binder is not None:
+            ordered = kernel.binder.ordered(inputs)
+        function = kernel.function if ordered is None else ordered
         read = {i: v.const for i, v in self.weights.items() if i not in packed}
         if not read:
             return function
@@ -182,9 +189,15 @@ class KernelCache:
         # A look is paid in each run: keys are as small as the node allows.
         places = [i for i, t in enumerate(self.types) if t is not None and not t.static]
         first, last = (*places, -1)[0], (-1, *places)[-1]
+        # Kernels of images read the order of dims in which the kernel before has written them.
+        images = any(t is not None and (t.shape is None or len(t.shape) > 2) for t in self.types)
 
         def by_shape(*inputs: RunValue) -> RunValue:
             key = inputs[first].shape
+            return (get(key) or make(key, inputs))(*inputs)
+
+        def by_order(*inputs: RunValue) -> RunValue:
+            key = inputs[first].strides, inputs[first].shape
             return (get(key) or make(key, inputs))(*inputs)
 
         def by_two(*inputs: RunValue) -> RunValue:
@@ -193,10 +206,13 @@ class KernelCache:
 
         def by_all(*inputs: RunValue) -> RunValue:
             key = (*[inputs[i].shape for i in places], *[inputs[i].tobytes() for i in contents])
+            key += tuple([inputs[i].strides for i in places]) if images else ()
             return (get(key) or make(key, inputs))(*inputs)
 
-        if contents or len(places) > 2:
+        if contents or len(places) > (1 if images else 2):
             return by_all
+        if images:
+            return by_order
         return by_shape if len(places) == 1 else by_two
 
     def _await(self, key: Any, calls: int | None) -> None:
@@ -213,12 +229,19 @@ class KernelCache:
             return True
         calls = self._awaited.get(key)
         estimated, most = self._estimate
-        if calls is None and most > 1 and estimated <= 2 * size <= 4 * estimated:
+        if calls is None and most > 1 and _is_near(size, estimated):
             calls = most + 1
         if calls is None or calls <= 1:
             return False
         self._await(key, calls - 1)
         return True
+
+    def _gain(self, node: Node, size: int) -> float:
+        """``_gain`` for inputs of ``size`` bytes; infinity where making a kernel paid at once for
+        about as many bytes, as an estimate takes a seventh of the time in which one is made."""
+        gain = math.inf if _is_near(size, self._paid) else _gain(self.backend, node)
+        self._paid = size if gain > self.backend.making_s else 0
+        return gain
 
     def _make(self, key: Any, inputs: RunValues) -> Callable[..., RunValue]:
         """The function for inputs of shapes that have none yet: NumPy's as long as making another
@@ -243,7 +266,7 @@ class KernelCache:
         if empty and (results := _empty_results(node)):
             self.kernels[key] = results
             return results
-        gain = _gain(self.backend, node)
+        gain = self._gain(node, size)
         if may_wait and calls is None and 0 < gain < self.backend.making_s:
             self._estimate = size, int(self.backend.making_s / gain)
             self._await(key, self._estimate[1])
@@ -257,11 +280,16 @@ class KernelCache:
             from penstock.ops.exactness import check_exact
 
             check_exact([node])
-        function = self.plain if kernel is None else self._weighted(kernel)
+        function = self.plain if kernel is None else self._weighted(kernel, inputs)
         self.kernels[key] = function
         self.drop(max(len(self.kernels) - _MOST_KERNELS, 0))
         self.backend.caches.make_room(self.backend.most_bytes)
         return function
+
+
+def _is_near(size: int, other: int) -> bool:
+    """Whether an estimate for inputs of ``other`` bytes holds for ``size`` bytes."""
+    return other <= 2 * size <= 4 * other
 
 
 def _empty_results(node: Node) -> Callable[..., RunValue] | None:
@@ -347,7 +375,8 @@ def _typed(node: Node, types: Sequence[Type | None], known: Mapping[int, np.ndar
         elif v is None or v.is_constant:
             inputs.append(v)  # itself: kernels of all shapes share what they make of its contents
         else:
-            inputs.append(Value(v.name, types[i] or ANY))
+            # Estimates ask which layout its producer writes.
+            inputs.append(Value(v.name, types[i] or ANY, producer=v.producer))
     if not is_fused(node):
         return _inferred(node, inputs)
     region = node.attrs["region"]

@@ -338,14 +338,21 @@ def _copied_at_once(writer: StepWriter) -> set[int]:
     return found
 
 
+def _orders(writer: StepWriter) -> tuple[bool, set[int]]:
+    """Return whether outputs may not be in C order, and the slots of arrays that grow in place."""
+    kernels = [(step, step.kernel) for step in writer.plan.steps if step.kernel is not None]
+    # Arena slots that are not row-major may have views among the outputs, and kernels of unknown
+    # shapes choose an order in the run.
+    reordered = any(s.strides and s.kind is SlotKind.ARENA for s in writer.slots)
+    reordered |= any(kernel.shapes.cached_bytes is not None for _, kernel in kernels)
+    # Arrays that grow in place are not views, and have spare capacity after each row.
+    growing = [step for step, kernel in kernels if kernel.memory.capacity_bytes]
+    return reordered, {i for step in growing for i in step.outputs}
+
+
 def _write_return(writer: StepWriter) -> None:
     """Write the return of the outputs, as copies where they share memory with others."""
-    # Arena slots that are not row-major may have views among the outputs.
-    reordered = bool([1 for s in writer.slots if s.strides and s.kind is SlotKind.ARENA])
-    # Arrays that grow in place are not views, and have spare capacity after each row.
-    steps = writer.plan.steps if reordered else ()
-    kernels = [(step, step.kernel) for step in steps if step.kernel is not None]
-    grown = {i for step, kernel in kernels if kernel.memory.capacity_bytes for i in step.outputs}
+    reordered, grown = _orders(writer)
     returned: set[int] = set()
     texts, at_once = [], _copied_at_once(writer)
     for number, i in enumerate(writer.plan.outputs):

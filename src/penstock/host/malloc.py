@@ -16,7 +16,7 @@ import math
 import mmap
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, Protocol
@@ -180,20 +180,21 @@ def _free_bytes() -> float:
     """Return the bytes that glibc's malloc could give out without the system; infinity if it does
     not say (before 2.33)."""
     mallinfo = _mallinfo()
-    return math.inf if mallinfo is None else mallinfo().of[8]  # ``fordblks``
+    return math.inf if mallinfo is None else mallinfo()[8]  # ``fordblks``
 
 
 @cache
-def _mallinfo() -> Callable[..., Any] | None:
+def _mallinfo() -> Callable[[], Sequence[int]] | None:
     function: Any = _libc_function("mallinfo2")
-    if function is not None:
-        import ctypes
+    if function is None:
+        return None
+    import ctypes
 
-        class Numbers(ctypes.Structure):
-            _fields_ = (("of", ctypes.c_size_t * 10),)
+    class Numbers(ctypes.Structure):
+        _fields_ = (("of", ctypes.c_size_t * 10),)
 
-        function.restype = Numbers
-    return function
+    function.restype = Numbers
+    return lambda: function().of
 
 
 @cache

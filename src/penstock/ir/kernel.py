@@ -71,6 +71,12 @@ class Binder:
         """Return the kernel's ``function``, created late since most kernels are only bound."""
         raise NotImplementedError
 
+    def ordered(self, inputs: Sequence[RunValue]) -> Callable[..., RunValue] | None:
+        """Return a function for inputs whose dims are in memory in the orders of ``inputs``. It
+        allocates its output in the order that the kernel prefers, and copies inputs in other
+        orders. None if ``function`` is as good."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class LayoutHints:

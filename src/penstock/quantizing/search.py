@@ -569,7 +569,8 @@ class Search:
 
         if not wanted or fits(best := tried(wanted)):
             return best if wanted else point
-        wanted, kept, best = self.by_error(wanted), [], point
+        wanted, best = self.by_error(wanted), point
+        kept: list[_Typed] = []
         for _ in range(_SKIPS):
             low, high = 0, len(wanted) + 1
             while high - low > 1:

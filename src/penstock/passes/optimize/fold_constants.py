@@ -147,7 +147,7 @@ class _Folder:
             if value is None:
                 continue
             type_ = types[i] if i < len(types) else ANY
-            const = None if results is None else results[i]
+            const = None if results is None else _repeated(results[i], node)
             if results is None and isinstance(type_, TensorType) and type_.data is not None:
                 const = None if self.framed else _contents(type_, type_.data)
             # A node with control inputs stays, so that its readers wait for them, too.
@@ -214,9 +214,7 @@ class _Folder:
         except Exception:
             return None  # the run raises the error, with the node and its inputs in the message
         # A value cannot hold a constant sequence or optional.
-        if False in [isinstance(x, np.ndarray) for x in arrays]:
-            return None
-        return [*map(_repeated, arrays)] if outputs > held else arrays
+        return None if False in [isinstance(x, np.ndarray) for x in arrays] else arrays
 
     def is_constant(self, node: Node) -> bool:
         """Whether ``node`` has the same result in every run, and may be computed now."""
@@ -275,10 +273,13 @@ def _filled(node: Node, type_: TensorType) -> np.ndarray:
     return array.copy() if math.prod(type_.dims) <= 1024 else array
 
 
-def _repeated(array: np.ndarray) -> np.ndarray:
-    """Return a large array in which equal elements along an axis are one, broadcast by a stride of
-    0, as rows are that a Gather has looked up by one index."""
+def _repeated(array: np.ndarray, node: Node) -> np.ndarray:
+    """Return a result that is large beside the inputs of ``node`` with equal elements along an axis
+    as one, broadcast by a stride of 0, such as rows that a Gather has looked up by one index."""
     if array.nbytes <= _FEW_BYTES or array.dtype.hasobject or array.itemsize > 8:
+        return array
+    consts = [value.const for value in node.inputs if value is not None]
+    if array.nbytes <= sum(owned_bytes(const) for const in consts if const is not None):
         return array
     few = array
     for axis, size in enumerate(array.shape):

@@ -73,12 +73,45 @@ static int broadcast(PyObject *const *arrays, Py_ssize_t count, int rank, npy_in
     return 1;
 }
 
-/* Lay out the operands along merged dims, which are returned in `a`. */
+/* Whether an input has the dims of the result, with channels last in memory, as convolutions write them. The result is
+   then written in this order. */
+static int is_channels_last(PyArrayObject *x, const npy_intp *dims, int rank)
+{
+    npy_intp step = PyArray_ITEMSIZE(x);
+    if (rank < 3 || PyArray_NDIM(x) != rank || PyArray_IS_C_CONTIGUOUS(x))
+        return 0;
+    for (int k = rank; k > 0; k--) {
+        const int axis = k == rank ? 1 : k > 1 ? k : 0;
+        if (PyArray_DIM(x, axis) != dims[axis] || (dims[axis] != 1 && PyArray_STRIDE(x, axis) != step))
+            return 0;
+        step *= dims[axis];
+    }
+    return 1;
+}
+
+/* An empty array whose dims are in memory in this order. */
+static PyObject *new_in_order(int rank, const npy_intp *dims, const npy_intp *order, int type)
+{
+    npy_intp inside[PROGRAM_RANK], back[PROGRAM_RANK];
+    PyArray_Dims axes = {back, rank};
+    for (int k = 0; k < rank; k++) {
+        inside[k] = dims[order[k]];
+        back[order[k]] = k;
+    }
+    PyObject *array = PyArray_EMPTY(rank, inside, type, 0), *y = NULL;
+    if (array)
+        y = PyArray_Transpose((PyArrayObject *)array, &axes);
+    Py_XDECREF(array);
+    return y;
+}
+
+/* Lay out the operands along merged dims, which are returned in `a`, in the result's order of axes. */
 static void lay_out(struct elementwise *a, operand *operands, PyArrayObject **inputs, int64_t *merged,
-                    const npy_intp *dims, int rank)
+                    const npy_intp *dims, const npy_intp *order, int rank)
 {
     int used = 0;
-    for (int axis = 0; axis < rank; axis++) {
+    for (int place = 0; place < rank; place++) {
+        const int axis = (int)order[place];
         if (dims[axis] == 1)
             continue;
         int64_t steps[MOST_INPUTS];
@@ -155,7 +188,7 @@ static PyObject *any_shape_elementwise(PyObject *module, PyObject *const *argume
     PyObject *const *arrays = arguments + ARRAYS;
     PyArrayObject *inputs[MOST_INPUTS];
     operand operands[MOST_INPUTS];
-    npy_intp dims[PROGRAM_RANK];
+    npy_intp dims[PROGRAM_RANK], order[PROGRAM_RANK];
     int64_t merged[PROGRAM_RANK];
     struct elementwise a = {0};
     char *settings;
@@ -193,9 +226,14 @@ static PyObject *any_shape_elementwise(PyObject *module, PyObject *const *argume
     a.size = 1;
     for (int axis = 0; axis < rank; axis++)
         a.size *= dims[axis];
-    lay_out(&a, operands, inputs, merged, dims, rank);
+    int last = 0;
+    for (int k = 0; k < p->n_inputs; k++)
+        last |= is_channels_last(inputs[k], dims, rank);
+    for (int axis = 0; axis < rank; axis++)
+        order[axis] = !last || !axis ? axis : axis == rank - 1 ? 1 : axis + 1;
+    lay_out(&a, operands, inputs, merged, dims, order, rank);
     int gathered = choose_tile(&a, operands, REGISTER_BYTES / p->widest);
-    PyObject *y = PyArray_EMPTY(rank, dims, p->type, 0);
+    PyObject *y = last ? new_in_order(rank, dims, order, p->type) : PyArray_EMPTY(rank, dims, p->type, 0);
     if (y)
         a.output = PyArray_DATA((PyArrayObject *)y);
     double item_ns = a.tile * (p->cost_ps * 1e-3 + gathered) + 10.0 * p->n_instructions;
