@@ -74,6 +74,8 @@ def test_arrays_are_reshaped_as_numpy_does(dtype):
         for shape in ((5, -1), (-1, -1), (7,), (-2, 12), (2, 3, 4, 0), (2**62, 4, 4)):
             inputs = [x, numbers(*shape)]
             check(node_of("Reshape", inputs), inputs, refused=True)
+    empty = [np.zeros((0, 6), dtype), numbers(0, 2, 7)]
+    check(node_of("Reshape", empty), empty, refused=True)
     empty = [np.zeros((0, 3), dtype), numbers(3, 0)]
     check(node_of("Reshape", empty, allowzero=1), empty, refused=True)
 

@@ -84,6 +84,14 @@ def test_reshape_keeps_dims_of_an_empty_batch() -> None:
     assert shape_of("Reshape", [float_type(0, 3, 4), i64(0, -1)]) == (0, 12)
 
 
+def test_reshape_that_copies_a_dim_of_0_takes_any_other_dims() -> None:
+    # Exporters of attention reshape (batch * heads, ...) to (0, heads, ...), which an empty batch
+    # turns into a copied dim.
+    check_both("Reshape", [f32(0, 16, 24), i64(0, 4, 16, 24)])
+    assert shape_of("Reshape", [float_type(0, 6), i64(0, 7)]) == (0, 7)
+    fails("Reshape", [f32(2, 0, 6), i64(0, 5, 6)])
+
+
 @pytest.mark.parametrize(
     ("shape", "target", "attrs"),
     [

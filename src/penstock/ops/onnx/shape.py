@@ -131,8 +131,10 @@ def reshaped_dims(dims: Shape | None, target: Sequence[Dim], allowzero: bool) ->
         if max(copied) >= len(dims):
             raise ShapeError(f"a 0 in shape {list(target)} copies a dim that {list(dims)} lacks")
         rest, spelled = [[d for i, d in enumerate(ds) if i not in copied] for ds in (dims, target)]
+    # If a copied dim is 0, both shapes are empty whatever the other dims are.
+    empty = copied and -1 not in target and any(dims[i] == 0 for i in copied)
     try:
-        inferred = _missing_dim(rest, spelled)
+        inferred = None if empty else _missing_dim(rest, spelled)
     except ShapeError as error:
         raise ShapeError(f"cannot reshape {list(dims)} to {list(target)}: {error}") from None
     known = [inferred if d in (None, -1) else d for d in target]
