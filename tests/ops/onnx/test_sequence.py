@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from penstock.core.types import ANY, BOOL, INT64, OptionalType, SequenceType, ShapeError, TensorType
+from penstock.core.types import (
+    ANY,
+    BOOL,
+    FLOAT32,
+    INT64,
+    OptionalType,
+    SequenceType,
+    ShapeError,
+    TensorType,
+)
 from penstock.ir.graph import Node, Value
 from penstock.ops import find
 from tests.ops.cases import F32, check_both, f32, fails, float_type, i64, infer, run
@@ -95,6 +104,10 @@ def test_split_to_sequence_matches_the_reference(axis: int) -> None:
     check_both("SplitToSequence", [x, i64(1, 0, 3)], {"axis": axis})
     parts = [part.squeeze(axis) for part in np.split(x, 4, axis)]
     check_node("SplitToSequence", [x], {"axis": axis, "keepdims": 0}, expected=[parts])
+    # Exporters write unbind with a scalar of 1, of which ONNX Runtime drops the axis.
+    unbind = [x, np.array(1)]
+    check_node("SplitToSequence", unbind, {"axis": axis, "keepdims": 0}, expected=[parts])
+    check_both("SplitToSequence", [x, i64(1, 1, 1, 1)], {"axis": axis, "keepdims": 0})
 
 
 def test_split_to_sequence_of_edge_cases_matches_the_definition() -> None:
@@ -108,12 +121,17 @@ def test_split_to_sequence_of_edge_cases_matches_the_definition() -> None:
         ([x, np.array(2)], {"axis": 1}, ("N", 2)),
         ([x, np.array(4)], {"axis": 1}, ("N", None)),
         ([x, np.array(2)], {}, (None, 6)),
+        ([x, np.array(2)], {"keepdims": 0, "axis": 1}, ("N", 2)),
+        ([x, np.array(1)], {"keepdims": 0, "axis": 1}, ("N",)),
+        ([x, i64(1, 5)], {"keepdims": 0, "axis": 1}, ("N", None)),
         ([x, i64(3, 3)], {"axis": -1}, ("N", 3)),
         ([x, i64(1, 5)], {"axis": -1}, ("N", None)),
         ([x, TensorType(INT64)], {"axis": -1}, ("N", None)),
     ]
     for inputs, attrs, wanted in cases:
         assert infer("SplitToSequence", inputs, attrs) == [SequenceType(float_type(*wanted))]
+    unknown = infer("SplitToSequence", [x, TensorType(INT64, ())], {"keepdims": 0})
+    assert unknown == [SequenceType(TensorType(FLOAT32))]
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])

@@ -67,10 +67,14 @@ def _infer_split_to_sequence(types: Types, attrs: Attrs, consts: Consts) -> Sequ
     if x.shape is None:
         return (SequenceType(TensorType(x.dtype)),)
     axis = rules.normalize_axis(attrs.get("axis", 0), len(x.shape))
-    part: tuple[Dim, ...] = (1,) if attrs.get("keepdims", 1) else ()
+    keepdims = attrs.get("keepdims", 1)
+    part: tuple[Dim, ...] = (1,) if keepdims else ()
     if rules.given(types, 1):
-        split = rules.all_known(rules.ints(types, consts, 1))
-        part = (_part_size(x.shape[axis], split, rules.tensor(types, 1).rank),)
+        split, rank = rules.all_known(rules.ints(types, consts, 1)), rules.tensor(types, 1).rank
+        if split is None and not keepdims and not rank:  # a scalar of 1 would drop the axis
+            return (SequenceType(TensorType(x.dtype)),)
+        if keepdims or rank or split != (1,):
+            part = (_part_size(x.shape[axis], split, rank),)
     return (SequenceType(TensorType(x.dtype, (*x.shape[:axis], *part, *x.shape[axis + 1 :]))),)
 
 
@@ -103,8 +107,9 @@ def split_to_sequence(
             raise ShapeError(f"split {sizes} must be nonnegative and add up to dim {n}")
     reserve(_VIEW_BYTES * len(sizes))
     parts = [x[part] for part in with_checkpoints(cuts(axis, sizes))]
-    # keepdims is ignored if split is given.
-    if split is not None or keepdims:
+    # The standard ignores keepdims if split is given, but exporters write unbind with a scalar
+    # split of 1, for which ONNX Runtime drops the axis.
+    if keepdims or (split is not None and (split.ndim or size != 1)):
         return parts
     return [part.squeeze(axis) for part in with_checkpoints(parts)]
 
