@@ -56,9 +56,9 @@ class OfCaller(Counting):
 @pytest.fixture(autouse=True)
 def no_other_runs(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr(thread_share._process, "settings", {})
-    assert not thread_share._process.streams
+    assert not thread_share._process.running
     yield
-    assert not thread_share._process.streams
+    assert not thread_share._process.running
 
 
 def test_thread_share_of_sequential_runs_is_all_threads():
@@ -209,7 +209,7 @@ def test_run_that_cannot_enter_its_thread_share_leaves_no_other(executor, monkey
     session.run({"x": x})
     backend = Counting("numpy", 4)
     with ThreadShare([backend], 3), monkeypatch.context() as patch:
-        assert thread_share._process.streams == 3
+        assert len(thread_share._process.running) == 3
 
         def divide(setting: Any, streams: int, most: int | None) -> None:
             if streams > 3:
@@ -218,7 +218,7 @@ def test_run_that_cannot_enter_its_thread_share_leaves_no_other(executor, monkey
         patch.setattr(thread_share._ThreadSetting, "divide", divide)
         with pytest.raises(ps.PenstockError):
             session.run({"x": x})
-        assert thread_share._process.streams == 3
+        assert len(thread_share._process.running) == 3
 
 
 def test_a_backend_that_cannot_be_set_leaves_the_others_as_they_were():
@@ -253,7 +253,7 @@ def test_thread_share_numbers_of_threads_are_halved():
             pass
     assert (two, three, four, five, again) == (4, 2, 2, 1, 2)
     assert [ThreadShare([], n, 6).__enter__() for n in (1, 1)] == [6, 3]
-    thread_share._process.streams = 0
+    thread_share._process.running.clear()
 
 
 def test_thread_share_never_exceeds_the_cores():
@@ -265,7 +265,7 @@ def test_thread_share_never_exceeds_the_cores():
 
 def test_a_run_of_small_kernels_has_one_thread_and_takes_none_from_others():
     with ThreadShare([OfCaller()], 0, 8) as small, ThreadShare([OfCaller()], 2, 8) as large:
-        assert thread_share._process.streams == 2
+        assert len(thread_share._process.running) == 2
     assert (small, large) == (1, 4)
 
 
@@ -370,7 +370,7 @@ def test_interrupt_as_a_run_enters_leaves_no_thread_share(monkeypatch):
     monkeypatch.setattr(share, "adopt", interrupt)
     with pytest.raises(KeyboardInterrupt):
         share.enter()
-    assert not thread_share._process.streams
+    assert not thread_share._process.running
 
 
 class Seeing(OfCaller):

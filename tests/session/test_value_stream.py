@@ -98,7 +98,7 @@ def test_streams_that_nobody_reads_leave_workers_and_threads_to_others(executor)
         wait_until(values._channel.queue.full)
     assert session.submit(FEW).result(SOON)["y"].tolist() == [5, 5, 5]
     assert asyncio.run(session.arun(FEW))["y"].tolist() == [5, 5, 5]
-    wait_until(lambda: _process.streams == 0)
+    wait_until(lambda: not _process.running)
     for values in streams:
         values.close()
         with pytest.raises(ps.Cancelled):

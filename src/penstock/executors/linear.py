@@ -73,6 +73,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         self._arguments = hosts, limits, threads, name, fixed_threads
         self.fallback: Callable[[RunValues, Control], tuple[Any, ...]] | None = None
         """runs inputs whose dims differ from those of the plan, or that need too much memory"""
+        self._observed = program.observed
         self._core_seconds = 0.0
         """core seconds of a run; 0 before the first run, and if runs are never delayed"""
         self._may_wait = not self._share.single and _only_computes(program, hosts)
@@ -129,7 +130,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         except IndexError:
             arena = arenas.take(control)
         try:
-            if self._program.observed:
+            if self._observed:
                 control.observer.allocation(control.run, arenas.size)
             if share.single:
                 # The number is a setting of the calling thread. The thread may be new, or may have
@@ -160,7 +161,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
             arenas.free.append(arena)
             if arenas.waiting:
                 arenas.serve()
-            if self._program.observed:
+            if self._observed:
                 control.observer.allocation(control.run, -arenas.size)
         return self.fallback(inputs, control)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -51,7 +52,7 @@ class ThreadShare:
         most: int | None = None,
         tuned: bool = True,
     ) -> None:
-        self._streams = streams
+        self._streams = (None,) * streams
         self._most = most or core_budget()
         self._limit = most
         self._own = [library for library in libraries if library.threads_of_caller]
@@ -78,7 +79,7 @@ class ThreadShare:
         """The most threads of a kernel: those of a run that is alone, on one stream."""
         if self.single:
             return 1
-        return max(1, self._most // max(self._streams, 1)) if self._own else self._most
+        return max(1, self._most // max(len(self._streams), 1)) if self._own else self._most
 
     def follow(self, other: ThreadShare) -> None:
         """Use as many threads as most runs of another share, on which the same kernels run."""
@@ -87,33 +88,27 @@ class ThreadShare:
     def enter(self) -> int:
         """Begin to compute. Return the number of threads that each kernel may use, which is also
         set for the calling thread."""
-        entered = False
+        running, threads = _process.running, self._most if self._streams else 1
         try:
-            if self._streams:
-                with _process.lock:
-                    _process.streams += self._streams
-                    entered = True
-            threads = self._most if self._streams else 1
-            if threads > 1 and self.tuner is not None and _process.streams == 1:
-                threads = self.tuner.threads() if self.tries else self.tuner.chosen
-            while threads > 1 and threads * _process.streams > self._most:
-                threads //= 2
+            running.extend(self._streams)
+            if threads > 1:
+                if self.tuner is not None and len(running) == 1:
+                    threads = self.tuner.threads() if self.tries else self.tuner.chosen
+                while threads > 1 and threads * len(running) > self._most:
+                    threads //= 2
             if self._shared:
                 self._divide()
             self.adopt(threads)
         except BaseException:  # KeyboardInterrupt, for example
-            if entered:
-                self.leave()
+            self.leave()
             raise
         return threads
 
     def enter_again(self, threads: int) -> None:
         """Continue with as many threads as before, after a pause."""
-        if self._streams:
-            with _process.lock:
-                _process.streams += self._streams
-            if self._shared:
-                self._divide()
+        _process.running.extend(self._streams)
+        if self._streams and self._shared:
+            self._divide()
         self.adopt(threads)
 
     @contextmanager
@@ -134,10 +129,7 @@ class ThreadShare:
     def leave(self) -> None:
         """End what began with ``enter``."""
         if self._streams:
-            with _process.lock:
-                # No run is active in a forked child, not even the one that has forked it.
-                left = _process.streams - self._streams
-                _process.streams = left if left > 0 else 0
+            _process.end(self._streams)
             if self._shared:
                 self._divide()
 
@@ -151,7 +143,7 @@ class ThreadShare:
                     setting = _process.settings.get(library.name)
                     if setting is None:
                         setting = _process.settings[library.name] = _ThreadSetting(library)
-                    setting.divide(_process.streams, 1 if self._own else self._limit)
+                    setting.divide(len(_process.running), 1 if self._own else self._limit)
                 except BaseException as error:
                     failed = failed or error
         if failed is not None:
@@ -166,9 +158,8 @@ class ThreadShare:
 def announce(streams: int) -> None:
     """Count ``streams`` that are about to begin as if they were running, so that the first of them
     takes only its share. Each is announced as -1 when it begins, before it enters."""
-    with _process.lock:
-        # A child that was forked in between has forgotten what its parent had announced.
-        _process.streams = max(0, _process.streams + streams)
+    _process.running.extend((None,) * streams)
+    _process.end((None,) * -streams)
 
 
 @dataclass(slots=True)
@@ -194,11 +185,21 @@ class _ThreadSetting:
 
 @dataclass(slots=True)
 class _Process:
-    """The state that all shares of the process have in common."""
+    """The state that all shares of the process have in common.
+
+    ``running`` has an entry for each stream. Its methods are atomic, so that runs take no lock.
+    """
 
     lock: threading.RLock = field(default_factory=shared_lock)
     settings: dict[str, _ThreadSetting] = field(default_factory=dict)
-    streams: int = 0
+    running: deque[None] = field(default_factory=deque)
+
+    def end(self, streams: Sequence[None]) -> None:
+        try:
+            for _ in streams:
+                self.running.pop()
+        except IndexError:
+            return  # no run is active in a forked child, not even the one that has forked it
 
 
 _process = _Process()
@@ -207,6 +208,6 @@ _process = _Process()
 @in_child
 def _forget_parent() -> None:
     """A forked child inherits none of its parent's runs."""
-    _process.streams = 0
+    _process.running.clear()
     for setting in _process.settings.values():
         setting.divide(0, None)
