@@ -195,7 +195,7 @@ def test_product_of_codes_with_a_constant_matrix_gives_the_codes_of_the_referenc
     got = session(feeds["x"])
     assert (got.shape, len(np.unique(want)) > 3) == (want.shape, True)
     np.testing.assert_array_equal(got, want)
-    assert "QLinearConv" in [step.node.op.name for step in session.inspect.plan.steps]
+    assert "QLinearMatMul" in [step.node.op.name for step in session.inspect.plan.steps]
 
 
 SVDF = {

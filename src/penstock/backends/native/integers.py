@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from penstock.core.types import FLOAT32, TensorType
 from penstock.host.native import NativeLibrary, library
 from penstock.ir.graph import Node
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
+from penstock.ops.common.fixed_point import of_products
 from penstock.ops.internal.fused import parts
 from penstock.ops.work_estimate import Workload, flops
 
@@ -139,7 +141,11 @@ def _rescaling(site: Site, node: Node, places: _Places, n: int) -> Rescaling | N
     if dtype in (INT8, UINT8):
         limits = [end - zero for end in site.attr("code_limits", (-math.inf, math.inf))]
         bounds, offsets = code_bounds(dtype, zero, *limits), np.zeros(n, FLOAT32)
-    return Rescaling(terms.astype(INT32), None if dtype == INT32 else factors, offsets, bounds)
+    made = Rescaling(terms.astype(INT32), None if dtype == INT32 else factors, offsets, bounds)
+    if not site.attr("fixed_point", 0):
+        return made
+    scales: Any = [site.constant(i) for i in (places.x[1], places.w[1], places.y[0])]
+    return made.of_each(of_products(*scales, rounded=dtype == UINT8))
 
 
 @family("DynamicQuantizeLinear", work=by_memory)

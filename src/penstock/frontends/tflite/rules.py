@@ -305,9 +305,12 @@ def fully_connected(c: OperatorConversion) -> None:
 
 
 def _product_with_codes(c: OperatorConversion) -> CodeLayer | None:
-    """Return the codes of rows of known dims and one constant matrix, or None if some are not."""
+    """Return the codes of rows of known dims and one constant matrix with one scale, or None if
+    some are not."""
     codes, x, w = layer_of_codes(c), all_known(c.shape(0)), all_known(c.shape(1))
     fits = x is not None and w is not None and math.prod(w[:-2]) == 1 and 0 not in x
+    own = c.quantizations[1]
+    fits = fits and own is not None and not own.per_channel
     return None if c.option("adjoint_lhs", "BatchMatMulOptions") or not fits else codes
 
 
@@ -330,16 +333,14 @@ def batch_matmul(c: OperatorConversion) -> None:
         _emit_dynamic_range(c, inputs, "BatchMatMulOptions", {})
         return
     if c.codes is not None:
-        # A convolution by one element, whose sums are rescaled in integers.
         x, w = c.static_shape(0, "the rows"), operands[1].const
         matrix = w.reshape(w.shape[-2:])
-        matrix = matrix if c.option("adjoint_rhs", "BatchMatMulOptions") else matrix.T
-        n, k = matrix.shape
-        rows = c.emit("Reshape", [operands[0], [1, -1, 1, k]])
-        weights = c.constant(np.ascontiguousarray(matrix).reshape(n, k, 1, 1), w.dtype)
-        inputs = c.codes.convolved(c.channels_first(rows), weights)
-        y = c.transposed(c.emit("QLinearConv", inputs, c.codes.attrs), [0, 2, 3, 1])
-        c.emit_final("Reshape", [y, [*[1] * (w.ndim - len(x)), *x[:-1], n]])
+        matrix = matrix.T if c.option("adjoint_rhs", "BatchMatMulOptions") else matrix
+        rows, weights = operands[0], c.constant(np.ascontiguousarray(matrix), w.dtype)
+        if w.ndim > len(x):
+            rows = c.emit("Reshape", [rows, [*[1] * (w.ndim - len(x)), *x]])
+        inputs = [rows, *c.codes.x, weights, *c.codes.w, *c.codes.y]
+        c.emit_final("QLinearMatMul", inputs, {"fixed_point": 1})
         return
     for i, name in enumerate(("adjoint_lhs", "adjoint_rhs")):
         if c.option(name, "BatchMatMulOptions"):

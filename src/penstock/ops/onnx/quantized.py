@@ -18,6 +18,7 @@ import numpy as np
 from penstock.core.types import FLOAT32, RunValue, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Types
+from penstock.ops.common import fixed_point
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
@@ -279,6 +280,7 @@ def qlinear_matmul(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts
         factor = _per_row(a_scale) * _per_column(b_scale) / _per_row(y_scale)
         return np.asarray(factor, FLOAT32)
 
+    is_fixed, rounded = bool(node.attrs.get("fixed_point")), rules.tensor(outputs, 0).dtype == UINT8
     scales: Any = [constant_or_left_out(node, i)[1] for i in (1, 4, 6)]
     constant_factor = None if any(s is None for s in scales) else factor_of(*scales)
 
@@ -286,6 +288,10 @@ def qlinear_matmul(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts
         a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero, out, workspace = arguments
         product.fill(a, a_zero, workspace)
         total, real = product(b, b_zero, None, workspace), product.values(workspace)
+        if is_fixed:
+            exact = fixed_point.of_products(a_scale, b_scale, y_scale, rounded=rounded)
+            fixed_point.store_rescaled(total, exact, y_zero, out)
+            return
         factor = constant_factor
         if factor is None:
             factor = factor_of(a_scale, b_scale, y_scale)
