@@ -87,6 +87,33 @@ def test_scaled_product_equals_numpy(rows, k, n, x_dtype, w_dtype):
     check(node_of("QLinearMatMul", inputs, [1, *range(3, 8)]), inputs)
 
 
+@pytest.mark.parametrize("fixed_point", [0, 1])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize(
+    ("rows", "k", "n"), [(3, 64, 80), (33, 64, 80), (97, 64, 10), (40, 71, 99)]
+)
+def test_product_with_zero_points_at_the_ends_equals_numpy(rows, k, n, dtype, fixed_point):
+    """Of rows with and without a remainder, which are read in place or copied."""
+    rng, ends = np.random.default_rng(rows), np.iinfo(dtype)
+    x = rng.integers(ends.min, ends.max, (rows, k), dtype, endpoint=True)
+    w = rng.integers(-128, 127, (k, n), np.int8, endpoint=True)
+    for zero in (ends.min, ends.max):
+        for left in (x, np.full_like(x, ends.min), np.full_like(x, ends.max)):
+            point = np.array(zero, dtype)
+            inputs = [
+                left,
+                np.float32(0.02),
+                point,
+                w,
+                np.float32(0.011),
+                np.int8(0),
+                np.float32(0.23),
+                point,
+            ]
+            attrs = {"fixed_point": fixed_point}
+            check(node_of("QLinearMatMul", inputs, range(1, 8), **attrs), inputs)
+
+
 @pytest.mark.parametrize("has_scale", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scaled_product_with_bias_equals_numpy(dtype, has_scale):

@@ -100,7 +100,7 @@ static int dynamic_range_stage(const void *arguments, int64_t stage, int64_t beg
             const int64_t column = p * PANEL, count = smaller(a->columns, smaller(last, p + GROUP) * PANEL) - column;
             multiplication m = {sums, GROUP_COLUMNS, a->start + column, 0, a->room + row * a->size, a->size, ONE_PART,
                                 1, a->size / QUAD, a->deep, a->weights + p * a->size * PANEL, a->size * PANEL, n,
-                                count, NULL};
+                                count, NULL, 0};
             product_for(n)(&m);
             for (int64_t r = 0; r < n; r++) {
                 const int32_t *of = sums + r * GROUP_COLUMNS, *of_codes = a->sums + column, zero = zeros[row + r];

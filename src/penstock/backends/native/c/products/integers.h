@@ -38,6 +38,7 @@ typedef struct {
     const int8_t *w;
     int64_t w_step, rows, columns;
     int64_t *shape; /* current tile configuration, 0 at first, until the caller calls `end_tiles`; or NULL */
+    int is_signed;  /* x is int8, which only tiles multiply */
 } multiplication;
 
 typedef void product(const multiplication *m);
@@ -198,6 +199,7 @@ PRODUCT(plain, , BYTES, 2, 2)
 #define IS_USED(t) (tall || ((lower || t < 2) && (right || t % 2 == 0)))
 #define PLACE(t, from, step) (from) + TILE * (tall ? t * (step) : t / 2 * (step) + t % 2)
 #define LOAD(t) if (IS_USED(t)) _tile_loadd(t, PLACE(t, start, m->start_step), m->start_step * 4);
+#define MULTIPLY(...) do if (m->is_signed) _tile_dpbssd(__VA_ARGS__); else _tile_dpbusd(__VA_ARGS__); while (0)
 #define STORE(t) if (IS_USED(t)) _tile_stored(t, PLACE(t, c, m->c_step), m->c_step * 4);
 
 __attribute__((target("amx-tile,amx-int8"))) INLINED void tiles_of(
@@ -214,25 +216,25 @@ __attribute__((target("amx-tile,amx-int8"))) INLINED void tiles_of(
         for (; x < end; x += m->deep * QUAD, w += m->deep * PANEL_BYTES) {
             _tile_loadd(6, w, PANEL_BYTES);
             _tile_loadd(4, x, m->x_step);
-            _tile_dpbusd(0, 4, 6);
+            MULTIPLY(0, 4, 6);
             if (lower)
                 _tile_loadd(5, x + below, m->x_step);
             if (tall) {
-                _tile_dpbusd(1, 5, 6);
+                MULTIPLY(1, 5, 6);
                 _tile_loadd(4, x + 2 * below, m->x_step);
-                _tile_dpbusd(2, 4, 6);
+                MULTIPLY(2, 4, 6);
                 _tile_loadd(5, x + 3 * below, m->x_step);
-                _tile_dpbusd(3, 5, 6);
+                MULTIPLY(3, 5, 6);
                 continue;
             }
             if (lower)
-                _tile_dpbusd(2, 5, 6);
+                MULTIPLY(2, 5, 6);
             if (right)
                 _tile_loadd(7, w + 64, PANEL_BYTES);
             if (right)
-                _tile_dpbusd(1, 4, 7);
+                MULTIPLY(1, 4, 7);
             if (lower && right)
-                _tile_dpbusd(3, 5, 7);
+                MULTIPLY(3, 5, 7);
         }
     }
     EACH_TILE(STORE)

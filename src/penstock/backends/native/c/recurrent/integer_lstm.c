@@ -116,10 +116,10 @@ ITEMS_OF(integer_lstm, integer_lstm)
         uint8_t *x = a->work + row * a->room, *h = x + n * a->size;
         int32_t *sums = (int32_t *)(h + n * a->size_of_outputs), *of_outputs = sums + n * a->columns;
         multiplication of_x = {sums, a->columns, a->start, 0, x, a->size, ONE_PART, 1, quads, a->deep,
-                               a->weights, a->size * PANEL, n, 4 * units, NULL};
+                               a->weights, a->size * PANEL, n, 4 * units, NULL, 0};
         multiplication of_h = {of_outputs, a->columns, a->start_of_outputs, 0, h, a->size_of_outputs, ONE_PART, 1,
                                quads_of_outputs, a->deep_of_outputs, a->weights_of_outputs,
-                               a->size_of_outputs * PANEL, n, 4 * units, NULL};
+                               a->size_of_outputs * PANEL, n, 4 * units, NULL, 0};
         memset(x, 0, n * (a->size + a->size_of_outputs));
         memcpy(a->cells + row * units, a->c + row * units, n * units * sizeof *a->c);
         for (int64_t r = 0; r < n; r++)

@@ -56,7 +56,7 @@ ITEMS_OF(integer_svdf, integer_svdf)
         for (int64_t f = 0; f < a->filters; f += GROUP_COLUMNS) {
             const int64_t count = smaller(GROUP_COLUMNS, a->filters - f);
             const multiplication m = {sums, GROUP_COLUMNS, a->start + f, 0, x, a->size, ONE_PART, 1, a->size / QUAD,
-                                      a->deep, a->weights + f * a->size, a->size * PANEL, n, count, NULL};
+                                      a->deep, a->weights + f * a->size, a->size * PANEL, n, count, NULL, 0};
             product_for(n)(&m);
             for (int64_t r = 0; r < n; r++) {
                 int32_t *of = sums + r * GROUP_COLUMNS;

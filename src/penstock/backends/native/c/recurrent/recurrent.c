@@ -179,7 +179,7 @@ static void add_code_product(const struct recurrent *a, const code_matrix *m, in
             memset(c, 0, some * GROUP * PANEL * sizeof *c);
             product_for(some)(&(multiplication){
                 c, GROUP * PANEL, c, GROUP * PANEL, x, apart * q->step, ONE_PART, 1, quads, TILE,
-                weights + p * quads * PANEL_BYTES, quads * PANEL_BYTES, some, group * PANEL, NULL});
+                weights + p * quads * PANEL_BYTES, quads * PANEL_BYTES, some, group * PANEL, NULL, 0});
             for (int64_t r = 0; r < some; r++) {
                 const int32_t *restrict from = c + r * GROUP * PANEL;
                 const int32_t *restrict column_sums = m->sums + at, *restrict zeros = m->zeros + at;

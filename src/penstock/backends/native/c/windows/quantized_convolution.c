@@ -238,6 +238,7 @@ typedef struct {
     const float *factors, *offsets; /* of the first of the filters */
     const int32_t *zeros;           /* of these, or NULL; else the sum of the input of each position is: */
     int32_t totals[POSITIONS];
+    uint8_t change; /* codes ^ change are multiplied */
 } view;
 
 /* Remove the last digit of a number in this base and return it. For small images most bases are 1, and divisions take
@@ -295,12 +296,19 @@ static int are_codes(const struct quantized_convolution *a)
     return BYTES == 64 && features & AVX512_VNNI && is_faster && a->bounds && a->y_steps->channel == 1;
 }
 
+/* Whether int8 codes are multiplied as they are. AMX multiplies them so, but they have no sums to take off. */
+static int are_signed(const struct quantized_convolution *a)
+{
+    const int64_t positions = a->rows->count * a->columns->count;
+    return a->change && !a->zeros && product_for(positions) != WIDEST() && !are_codes(a);
+}
+
 /* Read the image in place, if no padding is read. Return whether that is so. */
 static int look_at_image(const struct quantized_convolution *a, view *s)
 {
     const axis *u = a->rows, *v = a->columns;
     const steps *x = a->x_steps;
-    if (a->change || x->channel != 1 || (x->column != a->channels && v->kernel > 1) ||
+    if (s->change || x->channel != 1 || (x->column != a->channels && v->kernel > 1) ||
         !is_within(a->planes) || !is_within(u) || !is_within(v))
         return 0;
     s->step = v->stride * x->column;
@@ -321,7 +329,7 @@ static void look_at_copy(const struct quantized_convolution *a, view *s, uint8_t
     const int64_t apart = v->kernel == 1 && !v->begin ? v->stride : 1, stride = v->stride / apart;
     steps of_x = *a->x_steps;
     of_x.column *= apart;
-    const source source = {&of_x, CEIL_DIV(v->size, apart), a->channels, 1, 1, (uint8_t)a->change, zero};
+    const source source = {&of_x, CEIL_DIV(v->size, apart), a->channels, 1, 1, s->change, zero};
     const int64_t tall = s->rows + (u->kernel - 1) * u->dilation / u->stride;
     const int64_t length = (s->columns + a->reach) * stride, wide = length * a->channels;
     const int64_t whole = tall * u->stride * wide, seen = (s->rows - 1) * u->stride + (u->kernel - 1) * u->dilation;
@@ -532,12 +540,14 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
     const int64_t blocks = parts_of(u->count, a->block), chunks = parts_of(v->count, a->chunk);
     const int64_t panels = CEIL_DIV(a->filters, PANEL);
     _Alignas(64) uint8_t copy[COPIED + CHUNK]; /* tile and vector loads that cross cache lines are half as fast */
-    const uint8_t zero = (a->x_zero ? *a->x_zero : (uint8_t)a->zero) ^ (uint8_t)a->change;
+    const int is_signed = are_signed(a);
+    view s = {.change = is_signed ? 0 : (uint8_t)a->change};
+    const uint8_t zero = (a->x_zero ? *a->x_zero : (uint8_t)a->zero) ^ s.change;
+    const int32_t less = is_signed ? (int8_t)zero : zero;
     _Alignas(64) int32_t c[SUMS + CHUNK];
     _Alignas(64) int32_t start[GROUP * PANEL];
     const int64_t inputs = blocks * chunks * a->planes->count * a->images * a->count; /* of items */
     int64_t shape = 0, known = -1; /* the input that s shows */
-    view s;
     for (int64_t item = begin; item < end; item++) {
         int64_t rest = item;
         s.column = digit_of(&rest, chunks) * a->chunk;
@@ -559,9 +569,9 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
             const int64_t filter = panel * PANEL, columns = smaller(some * PANEL, a->filters - filter);
             multiplication m = {c, CEIL_DIV(columns, TILE) * TILE, start, 0, NULL, s.step, s.places, s.parts,
                                 a->quads, a->deep, a->weights + s.group.weights * a->weights_step + panel * step,
-                                step, 0, columns, &shape};
+                                step, 0, columns, &shape, is_signed};
             for (int64_t f = 0; f < some * PANEL; f++)
-                start[f] = (a->terms ? a->terms[begun + filter + f] : 0) - zero * a->sums[begun + filter + f];
+                start[f] = (a->terms ? a->terms[begun + filter + f] : 0) - less * a->sums[begun + filter + f];
             const int64_t most = are_codes(a) ? POSITIONS : smaller(POSITIONS, SUMS / m.c_step);
             /* Sums and real numbers are computed in place if nothing else lies between them. */
             const int in_place = !a->bounds && s.rows == 1 && to->channel == 1 && columns % TILE == 0;
@@ -576,7 +586,7 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
                     tiles_of_codes(&s, &m, a->bounds);
                     continue;
                 }
-                product_for(m.rows)(&m);
+                product_for(is_signed ? TILE : m.rows)(&m);
                 if (s.zeros)
                     take_off(&s, &m);
                 finish(a, &s, &m);
