@@ -198,6 +198,18 @@ def test_product_of_codes_with_a_constant_matrix_gives_the_codes_of_the_referenc
     assert "QLinearMatMul" in [step.node.op.name for step in session.inspect.plan.steps]
 
 
+def test_product_of_codes_with_scales_of_rows_of_the_matrix_is_computed_in_real_numbers() -> None:
+    scales = [0.01, 0.02, 0.03, 0.04]
+    tensors = {"x": quantized(0.02, 3), "w": quantized(scales)}
+    tensors["y"] = {"type": TYPES.index("int8"), **quantized(0.23, -4)}
+    x, w = codes(3, 4), codes(4, 4)
+    options: Any = ("BatchMatMulOptions", {})
+    file, feeds = layer("BATCH_MATMUL", x, {"w": w}, ["x", "w"], options, 4, tensors)
+    want = (x.astype(float) - 3) * 0.02 @ (w * np.array(scales)[:, None]) / 0.23 - 4
+    got = ps.compile(file)(feeds["x"])
+    np.testing.assert_allclose(got, np.clip(want, -128, 127), atol=0.51)
+
+
 SVDF = {
     "rank 1": integer_svdf(1),
     "rank 3, 9 rows": integer_svdf(3, batch=9),
