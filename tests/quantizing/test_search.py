@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 
 import penstock as ps
+from penstock.core.records import replace
 from penstock.frontends.onnx.writer import onnx_bytes
 from penstock.quantizing import search as searching
 from penstock.quantizing.costs import NodeSeconds
@@ -203,6 +204,15 @@ def test_weights_of_bfloat16_are_codes_as_far_as_the_error_allows(
     types = Counter(point.choice.values())
     assert types["bfloat16x8"] >= 1 and types["bfloat16x8"] + types["weights8"] == 2
     assert point.limit == 0.002 and point.size < before.size
+
+
+@pytest.mark.parametrize(("time", "is_taken"), [(0.52, True), (0.6, False)])
+def test_types_leave_room_for_stored_weights_unless_that_is_slow(search, time, is_taken):
+    types = dict.fromkeys([layer.name for layer in search.layers], "static")
+    full = replace(FLOAT, choice=types, time=0.5, limit=0.0199)
+    roomy = replace(FLOAT, choice={**types, "another": "dynamic"}, time=time, limit=0.015)
+    search.record.points = [FLOAT, full, roomy]
+    assert search.roomy(0.02) is (roomy if is_taken else full)
 
 
 def test_layers_behind_one_with_too_large_an_error_are_stored(search, monkeypatch):
