@@ -358,7 +358,7 @@ def test_loops_in_python_are_replaced_at_once():
     x = np.array([[[0, 0, 1, 1], [5, 5, 6, 6]]], np.float32)
     chosen = kernel(x, np.array([[[0.5, 0.7]]], np.float32), most.const)
     np.testing.assert_array_equal(chosen, [[0, 0, 1], [0, 0, 0]])
-    assert list(cache.kernels) == [((1, 2, 4), (1, 1, 2))]
+    assert [key[:2] for key in cache.kernels] == [((1, 2, 4), (1, 1, 2))]
 
 
 def test_kernels_of_all_shapes_of_a_convolution_pack_its_weights_once(monkeypatch):

@@ -215,6 +215,17 @@ def test_types_leave_room_for_stored_weights_unless_that_is_slow(search, time, i
     assert search.roomy(0.02) is (roomy if is_taken else full)
 
 
+def test_float_model_has_equal_weights_once():
+    w = np.random.default_rng(0).standard_normal((40, 40)).astype(np.float32)
+    text = """g (float[n,40] x, float[40,40] w, float[40,40] v) => (float[n,40] y) {
+        a = MatMul(x, w) b = Relu(a) s = Transpose(v) y = MatMul(b, s) }"""
+    model = ps.load(with_weights(text, w=w, v=np.ascontiguousarray(w.T)))
+    data = samples_of([np.ones((2, 40), np.float32)] * 2, ["x"])
+    compile_ = partial(ps.compile, cache=False)
+    search = Search(compile_(model), float_model(model), data, Goal(0.02), compile_)
+    assert search.unchanged().size == 0.5
+
+
 def test_layers_behind_one_with_too_large_an_error_are_stored(search, monkeypatch):
     names = [f"layer{i}" for i in range(6)]
     wanted = [(SimpleNamespace(name=name), "weights8") for name in names]

@@ -72,9 +72,13 @@ class Binder:
         raise NotImplementedError
 
     def ordered(self, inputs: Sequence[RunValue]) -> Callable[..., RunValue] | None:
-        """Return a function for inputs whose dims are in memory in the orders of ``inputs``. It
-        allocates its output in the order that the kernel prefers, and copies inputs in other
-        orders. None if ``function`` is as good."""
+        """Return a function for inputs whose dims are in memory in given orders. It allocates its
+        output in the order that the kernel prefers, and copies inputs in other orders. None if
+        ``function`` is as good.
+
+        Args:
+            inputs: Arrays of these orders.
+        """
         return None
 
 

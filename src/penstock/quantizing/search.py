@@ -539,8 +539,12 @@ class Search:
         return other if self.meets(other) else None
 
     def unchanged(self) -> Point:
-        """The float model."""
-        return next((p for p in self.record.points if not p.choice), FLOAT)
+        """The float model, in whose file equal weights are one."""
+        known = next((p for p in self.record.points if not p.choice), None)
+        if known is not None or not self.base:
+            return known or FLOAT
+        size = constant_bytes(self.session({}).model.graph) / self.base
+        return replace(FLOAT, size=size)
 
     def smaller(self, point: Point, bound: float) -> Point:
         """Return the point with the weights of its float32 layers stored in 16 bits, or those of

@@ -279,7 +279,8 @@ def _repeated(array: np.ndarray, node: Node) -> np.ndarray:
     if array.nbytes <= _FEW_BYTES or array.dtype.hasobject or array.itemsize > 8:
         return array
     consts = [value.const for value in node.inputs if value is not None]
-    if array.nbytes <= sum(owned_bytes(const) for const in consts if const is not None):
+    least = sum([owned_bytes(const) for const in consts if const is not None])
+    if owned_bytes(array) <= max(least, _FEW_BYTES):
         return array
     few = array
     for axis, size in enumerate(array.shape):
