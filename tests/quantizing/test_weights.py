@@ -20,6 +20,16 @@ def test_channel_codes_are_within_half_a_step_of_the_largest_scale(axis):
     assert np.square(error).mean() <= np.square(by_channel).mean() / 12 * 1.2
 
 
+@pytest.mark.parametrize("shifted", [False, True])
+def test_scales_are_tried_for_a_part_of_large_weights_at_a_time(shifted, monkeypatch):
+    weights = RNG.standard_normal((70, 50)).astype(np.float32)
+    whole, blocks = channel_codes(weights, 0, shifted), block_codes(weights[:, :32], 4)
+    monkeypatch.setattr("penstock.quantizing.weights._AT_ONCE", 333)
+    again = (*channel_codes(weights, 0, shifted), *block_codes(weights[:, :32], 4))
+    for one, other in zip((*whole, *blocks), again, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_channels_of_zeros_have_a_scale():
     codes, scales, _ = channel_codes(np.zeros((2, 4), np.float32), 0)
     assert not codes.any() and (scales > 0).all()

@@ -8,6 +8,7 @@ from penstock.core.records import NamedTuple
 from penstock.quantizing.layers import BLOCK, LayerType, QuantizableLayer
 from penstock.quantizing.rounding import Ends, learned_codes
 
+_AT_ONCE = 1 << 18  # elements for which scales are tried at a time
 _TRIED = (1.0, 0.95, 0.9, 0.85, 0.8)  # shares of the largest weight that scales may end at
 
 
@@ -28,7 +29,8 @@ def channel_codes(weights: np.ndarray, axis: int, shifted: bool = False) -> Stor
     rows = moved.reshape(len(moved), -1)
     ends = _ends(rows, shifted)
     scales = _least_error(rows, ends)
-    numbers = np.rint(rows / scales[:, None]).clip(*ends)
+    numbers = rows / scales[:, None]
+    np.clip(np.rint(numbers, out=numbers), *ends, out=numbers)
     return _channels(numbers.reshape(moved.shape), axis, scales, ends, shifted)
 
 
@@ -63,6 +65,13 @@ def _symmetric(most: int) -> Ends:
 def _least_error(rows: np.ndarray, ends: Ends) -> np.ndarray:
     """For each row, the one of a few scales for which codes between ``ends`` have the least
     error."""
+    step = max(_AT_ONCE // max(rows[:1].size, 1), 1)
+    if len(rows) > step:  # intermediate results have several times the memory of the rows
+        scales = []
+        for part in [slice(i, i + step) for i in range(0, len(rows), step)]:
+            first, last = (end[part] if end.ndim > 1 else end for end in ends)
+            scales.append(_least_error(rows[part], (first, last)))
+        return np.concatenate(scales)
     low, high = ends
     top = np.maximum(
         rows.max(axis=-1, keepdims=True) / np.where(high > 0, high, np.float32(np.inf)),
