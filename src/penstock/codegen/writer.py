@@ -343,8 +343,8 @@ def _orders(writer: StepWriter) -> tuple[bool, set[int]]:
     kernels = [(step, step.kernel) for step in writer.plan.steps if step.kernel is not None]
     # Arena slots that are not row-major may have views among the outputs, and kernels of unknown
     # shapes choose an order in the run.
-    reordered = any(s.strides and s.kind is SlotKind.ARENA for s in writer.slots)
-    reordered |= any(kernel.shapes.cached_bytes is not None for _, kernel in kernels)
+    reordered = bool([1 for s in writer.slots if s.strides and s.kind is SlotKind.ARENA])
+    reordered |= bool([1 for _, kernel in kernels if kernel.shapes.cached_bytes is not None])
     # Arrays that grow in place are not views, and have spare capacity after each row.
     growing = [step for step, kernel in kernels if kernel.memory.capacity_bytes]
     return reordered, {i for step in growing for i in step.outputs}
