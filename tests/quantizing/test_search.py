@@ -212,7 +212,7 @@ def test_types_leave_room_for_stored_weights_unless_that_is_slow(search, time, i
     full = replace(FLOAT, choice=types, time=0.5, limit=0.0199)
     roomy = replace(FLOAT, choice={**types, "another": "dynamic"}, time=time, limit=0.015)
     search.record.points = [FLOAT, full, roomy]
-    assert search.roomy(0.02) is (roomy if is_taken else full)
+    assert search.best_with_room(0.02) is (roomy if is_taken else full)
 
 
 def test_float_model_has_equal_weights_once():

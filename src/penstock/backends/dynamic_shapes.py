@@ -146,7 +146,7 @@ class KernelCache:
         self._awaited: dict[Any, int | None] = {}
         # Bytes of the inputs of the last estimate, and the calls that NumPy's kernel then got.
         self._estimate = (0, 0)
-        self._paid = 0  # bytes of the last inputs for which making a kernel paid at once
+        self._paid = 0  # bytes of the inputs of the last estimate by which a kernel paid at once
         self._plain: Callable[..., RunValue] | None = None
         self.weights = {
             i: v
@@ -239,7 +239,10 @@ class KernelCache:
     def _gain(self, node: Node, size: int) -> float:
         """``_gain`` for inputs of ``size`` bytes; infinity where making a kernel paid at once for
         about as many bytes, as an estimate takes a seventh of the time in which one is made."""
-        gain = math.inf if _is_near(size, self._paid) else _gain(self.backend, node)
+        # The estimate is not for these bytes, or sizes that shrink slowly would never get another.
+        if _is_near(size, self._paid):
+            return math.inf
+        gain = _gain(self.backend, node)
         self._paid = size if gain > self.backend.making_s else 0
         return gain
 

@@ -481,14 +481,14 @@ class Search:
                 # The learned costs of conversions may be wrong for some of them.
                 guessed = self.measured(self.costs(conversion_scale=1.0))
                 self.point(guessed.fastest_within(low, weight), "the same with guessed conversions")
-            return self.smaller(self.roomy(bound), bound)
+            return self.smaller(self.best_with_room(bound), bound)
         return self.smaller(self.best(bound), bound)
 
-    def roomy(self, bound: float) -> Point:
+    def best_with_room(self, bound: float) -> Point:
         """The best point that leaves room in the error for stored weights, if it is about as fast
         as the best one."""
-        best, roomy = self.best(bound), self.best(_ROOM * bound)
-        return roomy if roomy.choice and roomy.time <= _SAME * best.time else best
+        best, other = self.best(bound), self.best(_ROOM * bound)
+        return other if other.choice and other.time <= _SAME * best.time else best
 
     def fastest(self) -> Point:
         """The fastest choice, whatever its errors. What conversions take is learned meanwhile: the

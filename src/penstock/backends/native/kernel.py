@@ -403,7 +403,7 @@ class _CallBinder(Binder):
         if not any(strides):
             return None  # all is in C order, for which ``function`` allocates faster
         try:
-            # Dims of strides are in the call's words; C checks each array's order against them.
+            # The call's words hold the strides; C copies an array whose dims have another order.
             chosen = native.restrided(strides)
             words = {i: _order_word(own) for i, own in enumerate((*orders, order)) if own}
         except UnsupportedError:
@@ -413,7 +413,6 @@ class _CallBinder(Binder):
         call = binder.call([_RUNTIME] * len(tensors), work, orders=words, every=True)
         dims, dtype = self.site.output().dims, self.site.output().dtype
         axes = order or tuple(range(len(dims)))
-        # Not ``np.empty_like``, which takes three times as long.
         inside = tuple([dims[axis] for axis in axes])
         back = tuple([axes.index(axis) for axis in range(len(dims))])
         return partial(_run_in_order, call.run, inside, dtype, back, chosen.workspace)

@@ -32,7 +32,7 @@ _TYPE, _NBYTES = attrgetter("type"), attrgetter("nbytes")
 _WIDENING, _WIDENED = ("Cast", "DequantizeLinear"), 4
 """operations that widen stored weights to float32, and the factor of their bytes"""
 _FEW_BYTES = 4096
-"""arrays of at most so many bytes are stored with all their elements"""
+"""size of a result up to which repeated elements are stored"""
 
 
 class FoldConstants(Pass):

@@ -226,14 +226,14 @@ static PyObject *any_shape_elementwise(PyObject *module, PyObject *const *argume
     a.size = 1;
     for (int axis = 0; axis < rank; axis++)
         a.size *= dims[axis];
-    int last = 0;
+    int channels_last = 0;
     for (int k = 0; k < p->n_inputs; k++)
-        last |= is_channels_last(inputs[k], dims, rank);
+        channels_last |= is_channels_last(inputs[k], dims, rank);
     for (int axis = 0; axis < rank; axis++)
-        order[axis] = !last || !axis ? axis : axis == rank - 1 ? 1 : axis + 1;
+        order[axis] = !channels_last || !axis ? axis : axis == rank - 1 ? 1 : axis + 1;
     lay_out(&a, operands, inputs, merged, dims, order, rank);
     int gathered = choose_tile(&a, operands, REGISTER_BYTES / p->widest);
-    PyObject *y = last ? new_in_order(rank, dims, order, p->type) : PyArray_EMPTY(rank, dims, p->type, 0);
+    PyObject *y = channels_last ? new_in_order(rank, dims, order, p->type) : PyArray_EMPTY(rank, dims, p->type, 0);
     if (y)
         a.output = PyArray_DATA((PyArrayObject *)y);
     double item_ns = a.tile * (p->cost_ps * 1e-3 + gathered) + 10.0 * p->n_instructions;
