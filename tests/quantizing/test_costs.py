@@ -48,5 +48,5 @@ def test_stored_weights_cost_no_time():
         "weights8": NodeSeconds({"up": 1.05, "down": 2.0}, {}, {}),
     }
     up, down = layer_costs(layers, seconds, {}, Conversions({}, 1.0)).table
-    assert up["weights8"].seconds == 1.0  # the difference is noise
-    assert down["weights8"].seconds == 2.0
+    assert up["weights8"].seconds == 1.0
+    assert down["weights8"].seconds == 1.0  # whatever was measured: it computes the same

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from penstock.quantizing.weights import bias_correction, block_codes, channel_codes
+from penstock.quantizing.weights import (
+    CodeStore,
+    StoredCodes,
+    bias_correction,
+    block_codes,
+    channel_codes,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -80,3 +86,15 @@ def test_bias_correction_is_the_mean_change_of_results(groups):
     ]
     np.testing.assert_allclose(bias_correction(weights, 0, groups, means), wanted, rtol=1e-4)
     assert bias_correction(weights, 0, groups, means[:-1]) is None
+
+
+def test_store_returns_the_codes_of_a_key():
+    store = CodeStore()
+    codes = StoredCodes(np.arange(6, dtype=np.int8).reshape(2, 3), np.ones(2, np.float32))
+    shifted = codes._replace(zeros=np.array([-3, 4], np.int8))
+    store["plain"], store["shifted"] = codes, shifted
+    store["plain"] = codes._replace(scales=np.zeros(2, np.float32))
+    assert "plain" in store and "other" not in store
+    assert store["plain"].zeros is None and not store["plain"].scales.any()
+    for own, given in zip(store["shifted"], shifted, strict=True):
+        np.testing.assert_array_equal(own, given)

@@ -6,9 +6,9 @@ model file are never evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from penstock.core.types import RunValue
 from penstock.host.current_run import copy_within_budget, keep
 from penstock.host.malloc import LARGEST, empty
 from penstock.host.native import contiguous, in_c_order, refilled
+from penstock.ir.graph import Value
 from penstock.ir.kernel import Outcome, array_of
 from penstock.ops.internal.transfer import is_transfer
 from penstock.ops.onnx.control_flow import (
@@ -32,9 +33,35 @@ from penstock.ops.onnx.control_flow import (
 from penstock.plan.plan import Step
 
 
-def began(control: Any, step: Step, *inputs: RunValue) -> None:
-    """Notify the observer of a run that ``step`` begins."""
-    control.observer.step_begin(control.run, step, inputs)
+class StepInputs(Sequence[RunValue]):
+    """The inputs of a step for observers. Most do not read constants, which may only exist in the
+    order of a kernel: those are converted back when they are read."""
+
+    __slots__ = ("_given",)
+
+    def __init__(self, given: Sequence[RunValue | Value]) -> None:
+        self._given = given
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    @overload
+    def __getitem__(self, index: int) -> RunValue: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RunValue]: ...
+
+    def __getitem__(self, index: int | slice) -> RunValue | Sequence[RunValue]:
+        if isinstance(index, slice):
+            return StepInputs(self._given[index])
+        value = self._given[index]
+        return value.const if isinstance(value, Value) else value
+
+
+def began(control: Any, step: Step, *inputs: RunValue | Value) -> None:
+    """Notify the observer of a run that ``step`` begins; of ``inputs``, constants are values of
+    the graph."""
+    control.observer.step_begin(control.run, step, StepInputs(inputs))
 
 
 def ended(control: Any, step: Step, *outputs: RunValue) -> None:

@@ -230,8 +230,13 @@ class StepWriter:
         # The line number makes the name unique.
         name = f"n{len(self.text.lines)}"
         self.constants[name] = step
-        arguments = ", ".join(["control", name, *[self.name[i] for i in slots]])
-        self.line(f"{function}({arguments})", step)
+        names = []
+        for place, i in enumerate(slots):
+            constant = self.slots[i].constant if i >= 0 else None
+            names.append(self.name[i] if constant is None else f"{name}_{place}")
+            if constant is not None:  # not its contents (``StepInputs``)
+                self.constants[names[-1]] = constant
+        self.line(f"{function}({', '.join(['control', name, *names])})", step)
 
     def _kernel(self, step: Step) -> None:
         self.work += self.plan.flops_of[step] or _UNKNOWN_WORK

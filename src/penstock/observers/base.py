@@ -57,7 +57,8 @@ class Observer:
         run: those are ready when they begin."""
 
     def step_begin(self, run: ObservedRun, step: Step, inputs: RunValues) -> None:
-        """``step`` begins. ``inputs`` has a value, or None, for each of ``step.inputs``."""
+        """``step`` begins. ``inputs`` has a value, or None, for each of ``step.inputs``. Weights
+        that only a kernel holds, in an order of its own, are converted back when they are read."""
 
     def step_end(self, run: ObservedRun, step: Step, outputs: RunValues) -> None:
         """``step`` has ended. ``outputs`` has a value for each of ``step.outputs``, None for

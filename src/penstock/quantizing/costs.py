@@ -140,8 +140,9 @@ def layer_costs(
             if measured is None:
                 continue
             taken = measured.layers.get(layer.name, 0.0)
-            if type_ == "weights8" and taken <= _SAME * own["float32"].seconds:
-                taken = own["float32"].seconds  # it is the same once it is loaded
+            before = own["float32"].seconds if type_ == "weights8" else 0.0
+            if type_ == "weights8" and (layer.x is not None or taken <= _SAME * before):
+                taken = before  # it is the same once it is loaded
             # Inputs of the model are converted whatever the types of other layers.
             if type_ == "static" and layer.x is not None and i not in entered:
                 taken += conversions.seconds(layer.x, coded)

@@ -18,6 +18,7 @@ weights16  weights are stored as float16, and are float32 when the model is load
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
@@ -69,9 +70,16 @@ class Stored(NamedTuple):
 
     @property
     def weights(self) -> np.ndarray:
-        weights = self.value.const
+        """The weights, in new memory if only kernels hold them, in an order of their own."""
+        weights = self.value.peek
         assert weights is not None
         return weights
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        type_ = self.value.type
+        assert isinstance(type_, TensorType)
+        return type_.dims
 
 
 class QuantizableLayer(NamedTuple):
@@ -93,6 +101,11 @@ class QuantizableLayer(NamedTuple):
     @property
     def weights(self) -> np.ndarray:
         return self.stored[0].weights
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The dims of the weights."""
+        return self.stored[0].dims
 
     @property
     def axis(self) -> int:
@@ -117,14 +130,14 @@ class QuantizableLayer(NamedTuple):
 
 
 def _nbytes(own: Stored, type_: LayerType) -> int:
-    count = own.weights.size
+    count = math.prod(own.dims)
     if type_ == "float32":
         return 4 * count
     if type_ in ("blocks8", "blocks4"):
         return count * int(type_[-1]) // 8 + 4 * (count // BLOCK)
     if type_ in ("bfloat16", "weights16"):
         return 2 * count
-    return count + 4 * own.weights.shape[own.axis]
+    return count + 4 * own.dims[own.axis]
 
 
 def layers_of(graph: Graph) -> list[QuantizableLayer]:
@@ -149,6 +162,14 @@ def layers_of(graph: Graph) -> list[QuantizableLayer]:
     return [layer._replace(stored=[*map(known, layer.stored)]) for layer in layers]
 
 
+def layers_in(copy: Graph, layers: Sequence[QuantizableLayer]) -> list[QuantizableLayer]:
+    """The same layers in a copy of their graph, whose nodes have the same names."""
+    nodes = {node.name: node for node in copy.walk()}
+    return [
+        own._replace(node=nodes[own.name], x=own.x and nodes[own.name].inputs[0]) for own in layers
+    ]
+
+
 def _origins(every: Sequence[Stored]) -> dict[Value, Value]:
     """For each value that is stored the first one that has the same matrix."""
     origins: dict[Value, Value] = {}
@@ -156,7 +177,7 @@ def _origins(every: Sequence[Stored]) -> dict[Value, Value]:
     for own in every:
         if own.value in origins:
             continue
-        shape = own.weights.shape
+        shape = own.dims
         # Scales are along the same dim of the matrix, so codes are equal but transposed.
         before = by_shape.get(shape[::-1], []) if len(shape) == 2 else []
         same = [
@@ -169,7 +190,7 @@ def _origins(every: Sequence[Stored]) -> dict[Value, Value]:
 
 def are_transposed(one: Value, other: Value) -> bool:
     """Whether the matrix of a constant is the transpose of another."""
-    a, b = one.const, other.const
+    a, b = one.peek, other.peek
     # A column is enough to tell most apart.
     if a is None or b is None or not np.array_equal(a[:, 0], b[0]):
         return False
@@ -194,7 +215,7 @@ def _layer(node: Node) -> QuantizableLayer | None:
             return layer
     stored = []
     for i, value in enumerate(node.inputs):
-        weights = None if value is None or not value.is_constant else value.const
+        weights = None if value is None or not value.is_constant else value.peek
         if value is None or weights is None or weights.dtype != FLOAT32:
             continue
         if _is_matrix(weights):
@@ -230,7 +251,7 @@ def _is_matrix(weights: np.ndarray) -> bool:
 def _computing(node: Node) -> QuantizableLayer | None:
     """The layer of a convolution or product of integers."""
     x, value, third = node.inputs[0], node.inputs[1], node.input(2)
-    weights = None if value is None else value.const
+    weights = None if value is None else value.peek
     if x is None or x.is_constant or value is None or weights is None or weights.dtype != FLOAT32:
         return None
     # Halves are widened when a model is compiled: they would be conversions around each layer.

@@ -10,6 +10,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
+
 from penstock.compiler.compiler import progress_of
 from penstock.compiler.options import make
 from penstock.core.checkpoints import Progress, cancelled_by, checkpoint, reporting
@@ -25,7 +27,7 @@ from penstock.core.option_records import option, takes
 from penstock.core.records import KW_ONLY, cached_property, dataclass
 from penstock.core.types import JsonObject
 from penstock.frontends.load import load
-from penstock.frontends.onnx.writer import onnx_bytes
+from penstock.frontends.onnx.writer import onnx_bytes, onnx_message
 from penstock.host.machine import machine_name
 from penstock.host.native import library
 from penstock.host.replace_file import replacing
@@ -228,10 +230,11 @@ def quantize(model: ModelLike, data: Source, **options: object) -> Quantized:
         rewriter: TfliteRewriter | None = None
         if own.writes_tflite:
             rewriter = TfliteRewriter(_tflite_source(model), loaded.entry)
-            folded, source = rewriter.model, rewriter.data
+            folded, form = rewriter.model, rewriter.data
         else:
             folded = float_model(loaded)
-            source = onnx_bytes(folded)  # before anything is measured: it must be possible
+            # Before anything is measured: it must be possible.
+            form = onnx_message(folded, weights=False).SerializeToString(deterministic=True)
         names = [value.name for value in folded.graph.inputs]
         samples = samples_of(data, names)
         run = partial(compile, threads=own.threads, cache=False)
@@ -243,8 +246,7 @@ def quantize(model: ModelLike, data: Source, **options: object) -> Quantized:
         if loaded_kernels is None or not loaded_kernels.functions.multiplies_bfloat16:
             search.leave_out(ROUNDING)
         if own.resume is not None:
-            search.record = Record.at(Path(own.resume), _key(source, samples, own))
-        del source  # as large as the model
+            search.record = Record.at(Path(own.resume), _key(folded, form, samples, own))
         point = _found(search, own.timeout)
         quantized = _result(search, point, own)
         if own.output is not None:
@@ -316,15 +318,21 @@ def _possible(search: Search, point: Point) -> str:
     )
 
 
-def _key(source: bytes, samples: Samples, options: QuantizeOptions) -> str:
-    """Return a digest of the inputs of measurements; ``source`` is the float model."""
-    digest = hashlib.blake2b(source, digest_size=16)
-    for sample in samples:
+def _key(model: Model, form: bytes, samples: Samples, options: QuantizeOptions) -> str:
+    """Return a digest of the inputs of measurements; ``form`` is the float model, or all of it
+    except its weights."""
+    digest = hashlib.blake2b(form, digest_size=16)
+    inputs = dict.fromkeys([value for node in model.graph.walk() for value in node.inputs])
+    weights = [(v.name, v.peek) for v in inputs if v is not None and v.peek is not None]
+    for named in (weights, *[sample.items() for sample in samples]):
         checkpoint()
-        for name, array in sample.items():
+        for name, array in named:
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
             # Of texts that are objects, bytes would be addresses.
-            content = array.tobytes() if array.dtype != object else repr(array.tolist()).encode()
-            digest.update(f"{name} {array.dtype} {array.shape}".encode() + content)
+            if array.dtype == object:
+                digest.update(repr(array.tolist()).encode())
+            else:
+                digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     metric = options.metric
     own = None if metric is None else getattr(metric, "__qualname__", type(metric).__qualname__)
     given = options.goal, own, options.independent_rows, options.threads
@@ -336,10 +344,12 @@ def _result(search: Search, point: Point, options: QuantizeOptions) -> Quantized
     """The model of a point, written and read again, with its measurements."""
     while True:
         form = search.form(point.choice)
-        written = search.with_graph(form)
+        written, data = search.with_graph(form), form.data
         # The last measurement is of the model as the file has it, not as it was built.
-        if form.data is None:
-            written = load(onnx_bytes(written))
+        if data is None:
+            content = onnx_bytes(written)
+            del form, written
+            written = load(content)
         session = search.compile(written)
         seconds = seconds_in_turns([session, search.original], search.sample)
         other = search.instead(point, seconds[0] / seconds[1])
@@ -348,4 +358,4 @@ def _result(search: Search, point: Point, options: QuantizeOptions) -> Quantized
         point = other
     errors = search.reference_held.largest_errors(session)
     report = describe_search(search, point, session, errors, seconds)
-    return Quantized(written, report, options.threads, form.data)
+    return Quantized(written, report, options.threads, data)

@@ -38,7 +38,7 @@ def describe_search(
         {
             "name": layer.name,
             "operation": operation_name(layer.node),
-            "weights": list(layer.weights.shape),
+            "weights": list(layer.dims),
             "type": point.choice.get(layer.name, "float32"),
             "ms_before": before.get(layer.name, 0.0) * 1e3,
             "ms_after": after.layers.get(layer.name, 0.0) * 1e3,

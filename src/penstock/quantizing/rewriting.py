@@ -13,7 +13,8 @@ Runtimes recognize this form, and compute with the codes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -23,6 +24,7 @@ from penstock.core.records import NamedTuple, dataclass, field
 from penstock.core.types import FLOAT32, TensorType, dtypes
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ir.op import Attrs
+from penstock.ops.common.constant_cache import weights_of
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import MICROSOFT, standard
 from penstock.quantizing.layers import (
@@ -33,9 +35,10 @@ from penstock.quantizing.layers import (
     Stored,
     are_transposed,
     codes_of,
+    layers_in,
     layers_of,
 )
-from penstock.quantizing.weights import StoredCodes, block_codes, channel_codes
+from penstock.quantizing.weights import CodeStore, StoredCodes, block_codes, channel_codes
 
 _UINT8, _INT8, _INT32 = (np.dtype(t) for t in (np.uint8, np.int8, np.int32))
 _BFLOAT16 = dtypes()["bfloat16"]
@@ -75,9 +78,9 @@ Biases = Mapping[str, np.ndarray]
 """Corrections of biases, one number for each channel, by the names of layers"""
 
 
-CodeCache: TypeAlias = "dict[tuple[Value, int, str], StoredCodes]"
-"""codes and scales of weights, by these, the axis of scales and kind, which rewritings of one graph
-share: the type for blocks and for what was learned, else ``channels`` or ``shifted``"""
+CodeKey: TypeAlias = "tuple[Value, int, str]"
+"""weights, the axis of scales and the kind of codes: the type for blocks and for what was learned,
+a dtype for numbers of 16 bits, else ``channels``, ``shifted`` or ``transposed``"""
 
 
 class Rewritten(NamedTuple):
@@ -121,17 +124,17 @@ class GraphRewriter:
     def __init__(self, graph: Graph) -> None:
         self.layers = layers_of(graph)
         self._graph = graph
-        self._cache: CodeCache = {}
+        self._codes = CodeStore()
 
     def coded(self, choice: Choice) -> Sequence[str]:
         return [value.name for value in codes_of(self._graph, self.layers, choice).values]
 
     def rewritten(self, choice: Choice, ranges: ValueRanges, biases: Biases) -> Rewritten:
-        return rewritten(self._graph, choice, ranges, biases, self._cache)
+        return rewritten(self._graph, choice, ranges, biases, self.layers, self._codes)
 
     def learn(self, layer: QuantizableLayer, type_: LayerType, codes: StoredCodes) -> None:
         own = layer.stored[0]
-        self._cache[own.value, own.axis, type_] = codes
+        self._codes[own.value, own.axis, type_] = codes
 
 
 def rewritten(
@@ -139,12 +142,15 @@ def rewritten(
     choice: Choice,
     ranges: ValueRanges,
     biases: Biases | None = None,
-    cache: CodeCache | None = None,
+    layers: Sequence[QuantizableLayer] | None = None,
+    store: CodeStore | None = None,
 ) -> Rewritten:
     """Return a copy of ``graph`` with the types of ``choice``. ``ranges`` has the ranges of all
-    values that become codes; ``biases`` is added to the biases of layers, by name."""
-    cache = {} if cache is None else cache
-    return _Rewriting(clone(graph), choice, ranges, biases or {}, cache).run()
+    values that become codes; ``biases`` is added to the biases of layers, by name. ``layers`` are
+    those of the graph, and ``store`` has codes (by ``CodeKey``) that its rewritings share."""
+    layers = layers_of(graph) if layers is None else layers
+    store = CodeStore() if store is None else store
+    return _Rewriting(clone(graph), choice, ranges, biases or {}, store).run(layers)
 
 
 @dataclass
@@ -152,14 +158,15 @@ class _Rewriting:
     """The copy while it is rewritten. ``scale_of``: the ranges of the values that are codes;
     ``dequantized``: what stands for them; ``dynamic``: codes, scales and zero points of values over
     their ranges in a run; ``rounded``: values rounded to bfloat16; ``nodes``: those of the graph at
-    hand, so far; ``owner``: the name of the layer at hand; ``cache``: codes of weights,
-    ``constants`` those that the graph has, by the identities of their arrays."""
+    hand, so far; ``owner``: the name of the layer at hand; ``read``: codes of weights, of the
+    ``store``; ``constants`` those that the graph has, by the identities of their arrays."""
 
     graph: Graph
     choice: Choice
     ranges: ValueRanges
     biases: Biases
-    cache: CodeCache
+    store: CodeStore
+    read: dict[CodeKey, StoredCodes] = field(default_factory=dict)
     layers: dict[Node, QuantizableLayer] = field(default_factory=dict)
     scale_of: dict[Value, ValueRange] = field(default_factory=dict)
     dequantized: dict[Value, Value] = field(default_factory=dict)
@@ -171,9 +178,9 @@ class _Rewriting:
     layer_of: dict[str, str] = field(default_factory=dict)
     value_of: dict[str, str] = field(default_factory=dict)
 
-    def run(self) -> Rewritten:
-        graph = self.graph
-        layers = layers_of(graph)
+    def run(self, layers: Sequence[QuantizableLayer]) -> Rewritten:
+        """Rewrite the graph, of whose original these are the layers."""
+        graph, layers = self.graph, layers_in(self.graph, layers)
         codes = codes_of(graph, layers, self.choice)
         self.layers = {layer.node: layer for layer in layers}
         for value, group in codes.group_of.items():
@@ -183,7 +190,7 @@ class _Rewriting:
         # Outer graphs come first, so that nested ones read their dequantized values.
         for inner in graph.graphs():
             self.rewrite(inner)
-        _share_transposed(graph)
+        _share_transposed(graph, {o.value: o.origin for own in layers for o in own.stored})
         return Rewritten(graph, self.layer_of, self.value_of)
 
     def rewrite(self, graph: Graph) -> None:
@@ -259,7 +266,7 @@ class _Rewriting:
         self.nodes.append(node)
 
     def shared(self, name: str, array: np.ndarray) -> Value:
-        """The constant for an array of the cache: one for all layers that share weights."""
+        """The constant for an array of codes: one for all layers that share weights."""
         if id(array) not in self.constants:
             self.constants[id(array)] = Value(name, const=array)
         return self.constants[id(array)]
@@ -301,15 +308,26 @@ class _Rewriting:
     def codes(self, layer: QuantizableLayer, own: Stored) -> StoredCodes:
         """Weights as int8 with their scales."""
         if self.has_learned(layer):
-            return self.cache[own.value, own.axis, "weights8"]
+            return self.codes_for((own.value, own.axis, "weights8"))
         # No kernel multiplies codes that are only stored, so those of 0 may be others. Corrections
         # of biases are for symmetric codes.
         alone = own.readers == 1 and layer.node.op.name != "Gather"
         shifted = alone and self.is_stored(layer) and layer.name not in self.biases
         key = own.value, own.axis, "shifted" if shifted else "channels"
-        if key not in self.cache:
-            self.cache[key] = channel_codes(own.weights, own.axis, shifted)
-        return self.cache[key]
+        return self.codes_for(key, lambda: channel_codes(own.weights, own.axis, shifted))
+
+    def codes_for(self, key: CodeKey, make: Callable[[], StoredCodes] | None = None) -> StoredCodes:
+        """The codes of a key, which ``make`` returns where the store has none yet; the same arrays
+        in the whole graph."""
+        if key not in self.read:
+            if make is not None and key not in self.store:
+                self.store[key] = make()
+            self.read[key] = self.store[key]
+        return self.read[key]
+
+    def transposed(self, layer: QuantizableLayer, own: Stored) -> StoredCodes:
+        codes, scales, _ = self.codes(layer, own)
+        return StoredCodes(np.ascontiguousarray(codes.T), scales)
 
     def is_stored(self, layer: QuantizableLayer) -> bool:
         """Whether weights are codes only in the file."""
@@ -318,7 +336,7 @@ class _Rewriting:
     def has_learned(self, layer: QuantizableLayer) -> bool:
         """Whether a layer only stores codes, and these were learned."""
         own = layer.stored[0]
-        return self.is_stored(layer) and (own.value, own.axis, "weights8") in self.cache
+        return self.is_stored(layer) and (own.value, own.axis, "weights8") in self.store
 
     def stored(self, layer: QuantizableLayer, own: Stored) -> tuple[Value, np.ndarray]:
         """Weights that are stored as codes, and their scales."""
@@ -349,7 +367,7 @@ class _Rewriting:
             return
         name, indices = layer.name, node.inputs[1]
         codes, scales, _ = self.codes(layer, own)
-        by_row = scales.reshape(-1, *[1] * (own.weights.ndim - 1))
+        by_row = scales.reshape(-1, *[1] * (len(own.dims) - 1))
         table = self.shared(f"{name}/weights", codes)
         rows = self.add("Gather", [table, indices], f"{name}/rows")
         real = self.add("Cast", [rows], f"{name}/real", {"to": 1})
@@ -371,9 +389,8 @@ class _Rewriting:
         for own in layer.stored:
             name = f"{layer.name}/weights{own.place}"
             key = own.value, own.axis, dtype.name
-            if key not in self.cache:
-                self.cache[key] = StoredCodes(own.weights.astype(dtype), np.empty(0))
-            halves = self.shared(name, self.cache[key].codes)
+            made = self.codes_for(key, partial(_halves, own, dtype))
+            halves = self.shared(name, made.codes)
             layer.node.inputs[own.place] = self.add("Cast", [halves], f"{name}/real", {"to": 1})
         self.nodes.append(layer.node)
 
@@ -381,13 +398,12 @@ class _Rewriting:
         """A convolution or product of integers, with the range of its input as it is in the run."""
         node, name, output = layer.node, layer.name, layer.output
         x, x_scale, x_zero = self.run_codes(node.inputs[0])
-        codes, scales, _ = self.codes(layer, layer.stored[0])
-        is_conv = node.op.name == "Conv"
+        own, is_conv = layer.stored[0], node.op.name == "Conv"
         if layer.axis == 0 and not is_conv:
-            key = layer.stored[0].value, 0, "transposed"
-            if key not in self.cache:
-                self.cache[key] = StoredCodes(np.ascontiguousarray(codes.T), scales)
-            codes = self.cache[key].codes
+            make = partial(self.transposed, layer, own)
+            codes, scales, _ = self.codes_for((own.value, 0, "transposed"), make)
+        else:
+            codes, scales, _ = self.codes(layer, own)
         # Behind the channels of a convolution come the axes of images.
         channels = (-1, *[1] * (codes.ndim - 2)) if is_conv else (-1,)
         stored = self.shared(f"{name}/weights", codes)
@@ -419,12 +435,9 @@ class _Rewriting:
 
     def blocks(self, layer: QuantizableLayer, bits: int) -> None:
         """A product with weights in blocks."""
-        rows = layer.weights if layer.axis == 0 else layer.weights.T
         key = layer.stored[0].value, layer.axis, f"blocks{bits}"
-        if key not in self.cache:
-            self.cache[key] = block_codes(np.ascontiguousarray(rows), bits)
-        packed, scales, _ = self.cache[key]
-        columns, inner = rows.shape
+        packed, scales, _ = self.codes_for(key, partial(_blocks, layer, bits))
+        columns, inner = layer.dims if layer.axis == 0 else layer.dims[::-1]
         name = layer.name
         stored = self.shared(f"{name}/weights", packed)
         scale = Value(f"{name}/weights/scale", const=scales.reshape(-1))
@@ -440,21 +453,38 @@ class _Rewriting:
             self.add("Add", [product, value], layer.output)
 
 
-def _share_transposed(graph: Graph) -> None:
+def _halves(own: Stored, dtype: np.dtype) -> StoredCodes:
+    return StoredCodes(own.weights.astype(dtype), np.empty(0))
+
+
+def _blocks(layer: QuantizableLayer, bits: int) -> StoredCodes:
+    return block_codes(layer.weights if layer.axis == 0 else layer.weights.T, bits)
+
+
+def _share_transposed(graph: Graph, origins: Mapping[Value, Value | None]) -> None:
     """Let a matrix that is another one transposed be made of that, as where the table of embeddings
-    is the last product's matrix as well: what was folded for kernels would be twice in the file."""
+    is the last product's matrix as well: what was folded for kernels would be twice in the file.
+    ``origins``: those of weights (``Stored``), which are not compared again."""
+
+    def are_same(one: Value, other: Value) -> bool:
+        if one in origins or other in origins:
+            return origins.get(one, one) is origins.get(other, other)
+        return are_transposed(one, other)
+
     by_shape: dict[tuple[object, ...], list[Value]] = {}
     made: dict[Value, Value] = {}
     nodes = []
     for node in graph.walk():
         for i, value in enumerate(node.inputs):
-            array = None if value is None else value.const
-            if value is None or array is None or array.ndim != 2 or array.size < _LEAST_SHARED:
+            weights = weights_of(value)
+            if value is None or weights is None or weights.ndim != 2:
                 continue
-            own = by_shape.setdefault((array.dtype, *array.shape), [])
+            if weights.size < _LEAST_SHARED:
+                continue
+            own = by_shape.setdefault((weights.dtype, *weights.shape), [])
             if value not in made and value not in own:
-                others = by_shape.get((array.dtype, *array.shape[::-1]), [])
-                other = next((v for v in others if are_transposed(v, value)), None)
+                others = by_shape.get((weights.dtype, *weights.shape[::-1]), [])
+                other = next((v for v in others if are_same(v, value)), None)
                 if other is None:
                     own.append(value)
                     continue

@@ -13,6 +13,7 @@ So weights are rounded from the last to the first, each to compensate for the la
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
@@ -139,7 +140,7 @@ def _groups(layer: QuantizableLayer) -> int:
 
 
 def _matrix_bytes(layer: QuantizableLayer) -> int:
-    inner = layer.weights.size // layer.weights.shape[layer.axis]
+    inner = math.prod(layer.dims) // layer.dims[layer.axis]
     return 4 * _groups(layer) * inner**2
 
 
@@ -152,7 +153,7 @@ def input_rows(layer: QuantizableLayer, x: np.ndarray, most: int) -> np.ndarray:
         return rows[_drawn(rng, len(rows), most)][None]
     if layer.channels not in (1, 1 - x.ndim):
         x = np.moveaxis(x, layer.channels, 1)
-    kernel = layer.weights.shape[2:]
+    kernel = layer.dims[2:]
     axes = windows(layer.node.attrs, kernel, x.shape[2:])
     ends = [max((a.count - 1) * a.stride + a.span - a.begin - a.size, 0) for a in axes]
     pads = [(a.begin, end) for a, end in zip(axes, ends, strict=True)]

@@ -27,6 +27,7 @@ import numpy as np
 
 from penstock.core.checkpoints import checkpoint, report_progress
 from penstock.core.records import cached_property, dataclass, field, replace
+from penstock.host.malloc import give_back_memory
 from penstock.ir.graph import Graph, Model
 from penstock.quantizing.calibration import CLIPPINGS, Statistics, clipped, observe
 from penstock.quantizing.choosing import Costs, LayerCost
@@ -69,6 +70,7 @@ _CLOSE = 1.3  # budgets of errors between which nothing more is tried
 _DOUBLINGS = 40
 # Rounds in which the seconds of conversions are learned, and by how much each may change them.
 _ROUNDS, _MOST_SCALE = 4, 8.0
+_FREE = 1 << 26  # bytes of free memory that are kept between two candidates
 _TIME_SHARE = 1e-6  # errors that a second counts, where time hardly matters
 _ROOM = 0.8  # part of the error for types that are faster, beside that of weights that are stored
 _SKIPS = 3  # times that layers are stored, each without a layer that had too large an error
@@ -146,6 +148,7 @@ class Search:
         self, choice: Choice, ranges: ValueRanges | None = None, biases: Biases | None = None
     ) -> Rewritten:
         """The graph with these types of layers."""
+        give_back_memory(_FREE)  # of the candidate before
         if not self.has_learned and not {*self.record.learned}.isdisjoint(choice.items()):
             self.learn_again()
         ranges = self.ranges if ranges is None else ranges
@@ -319,18 +322,27 @@ class Search:
         if self.goal.size is not None:
             types = (*types, "blocks4")
         known = self.record.seconds
+        computing = {own.name for own in self.layers if own.x is not None}
         for i, type_ in enumerate(types):
             report_progress("measure layers", i, len(types))
-            choice = self.uniform(type_)
+            choice = {} if type_ == "float32" else self.uniform(type_)
+            if type_ == "weights8" and choice:
+                # Products and convolutions compute the same.
+                choice = {n: t for n, t in choice.items() if n not in computing}
+                if not choice:
+                    known.setdefault(type_, known["float32"])
             if type_ not in known and (choice or type_ == "float32"):
-                form = self.form({} if type_ == "float32" else choice)
-                # Do not create another float32 session: each has its own weights.
-                is_float = type_ == "float32" and self.rewriter is None
-                session = self.folded if is_float else self.compile(self.with_graph(form))
-                steps = step_seconds_of(session, self.sample)
-                known[type_] = by_node(self.graph, self.layers, form, steps)
+                known[type_] = self.measured_seconds(choice)
                 self.record.changed()
         self.seconds = {t: NodeSeconds(*own) for t, own in known.items()}
+
+    def measured_seconds(self, choice: Choice) -> NodeSeconds:
+        """The seconds of layers, and of other nodes, in runs with some types of layers."""
+        form = self.form(choice)
+        # Do not create another float32 session: each has its own weights.
+        is_float = not choice and self.rewriter is None
+        session = self.folded if is_float else self.compile(self.with_graph(form))
+        return by_node(self.graph, self.layers, form, step_seconds_of(session, self.sample))
 
     def costs(self, conversion_scale: float | None = None) -> Costs:
         """The costs of all types; types that only store weights are included if size matters."""

@@ -47,7 +47,7 @@ def _readers(graph: Graph) -> dict[Node, list[QuantizableLayer]]:
             node = x.producer
         if node is None or node.op.domain or node.op.name not in _NORMALIZATIONS:
             continue
-        inner = layers[0].weights.shape[1 - layers[0].axis]
+        inner = layers[0].dims[1 - layers[0].axis]
         scales = [v for v in node.inputs[1:] if v is not None]
         is_open = len(readers[x]) != count or any(node.outputs[1:])
         if is_open or any(v.const is None or v.const.shape != (inner,) for v in scales):

@@ -35,7 +35,7 @@ from penstock.quantizing.tflite_graph import (
     Operator,
     TfliteGraph,
 )
-from penstock.quantizing.weights import StoredCodes, channel_codes
+from penstock.quantizing.weights import CodeStore, StoredCodes, channel_codes
 
 _CONVERSIONS = {"QUANTIZE": 1, "DEQUANTIZE": 5}
 """operator versions of conversions; DEQUANTIZE needs the one with per-channel scales"""
@@ -49,7 +49,7 @@ class TfliteEdit:
 
     ``types`` are the types of layers, ``int8`` the operators that compute with int8, ``scales`` the
     scales of int8 tensors, ``biases`` the corrections of biases; operators are keyed by position.
-    ``cache`` has quantized weights shared by edits, ``learned`` the learned weights8 by position.
+    ``store`` has quantized weights shared by edits, ``learned`` the learned weights8 by position.
     ``emitted`` are the operators written so far, each with the operator or tensor that it
     replaces; ``coded`` maps tensors to int8 tensors that replace them, ``weights`` and ``halves``
     map weights to int8 and float16 tensors."""
@@ -59,8 +59,8 @@ class TfliteEdit:
     int8: Collection[int]
     scales: Mapping[int, CodeScale]
     biases: Mapping[int, np.ndarray]
-    cache: dict[int, StoredCodes]
-    learned: Mapping[int, StoredCodes] = field(default_factory=dict)
+    store: CodeStore
+    learned: CodeStore = field(default_factory=CodeStore)
     emitted: list[tuple[Operator | int, Fields]] = field(default_factory=list)
     coded: dict[int, int] = field(default_factory=dict)
     weights: dict[int, int] = field(default_factory=dict)
@@ -249,11 +249,11 @@ class TfliteEdit:
 
     def channel_codes(self, own: Operator) -> StoredCodes:
         tensor = own.inputs[WEIGHTS]
-        if tensor not in self.cache:
+        if tensor not in self.store:
             weights = self.graph.constant(tensor)
             assert weights is not None
-            self.cache[tensor] = channel_codes(weights, WEIGHT_AXES[own.name])
-        return self.cache[tensor]
+            self.store[tensor] = channel_codes(weights, WEIGHT_AXES[own.name])
+        return self.store[tensor]
 
     def bias(self, own: Operator, x: CodeScale | None) -> list[int]:
         """The bias of an operator plus its correction, if either exists; as int32 with the scale of

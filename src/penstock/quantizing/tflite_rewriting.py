@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -18,7 +19,7 @@ from penstock.quantizing.layers import STORING, Choice, LayerType, QuantizableLa
 from penstock.quantizing.rewriting import Biases, Rewritten, ValueRanges
 from penstock.quantizing.tflite_edit import TfliteEdit
 from penstock.quantizing.tflite_graph import BIAS, WEIGHT_AXES, WEIGHTS, Operator, TfliteGraph
-from penstock.quantizing.weights import StoredCodes
+from penstock.quantizing.weights import CodeStore, StoredCodes
 
 _ORDERS = {"CONV_2D": (0, 2, 3, 1), "DEPTHWISE_CONV_2D": (1, 2, 3, 0)}
 """the permutation from the axes of convolution weights in a graph to those in a file"""
@@ -52,8 +53,8 @@ class TfliteRewriter:
         self._name_nodes(graph, importer.entry.where)
         self.layers = self._layers(graph)
         self._places = {own.key: own.position for own in self.graph.operators}
-        self._cache: dict[int, StoredCodes] = {}
-        self._learned: dict[int, StoredCodes] = {}
+        self._codes = CodeStore()
+        self._learned = CodeStore()
 
     def _imported(self, data: bytes) -> tuple[Model, SubgraphImporter]:
         with importing(data, "the model", self._limits, False, wanted="tflite") as importer:
@@ -97,7 +98,7 @@ class TfliteRewriter:
         """Whether an operator has the weights of a layer and no other constant to store."""
         weights = self.graph.constant(own.inputs[WEIGHTS])
         alone = len(layer.stored) == 1 and layer.stored[0].place == WEIGHTS
-        return alone and weights is not None and weights.size == layer.weights.size
+        return alone and weights is not None and weights.size == math.prod(layer.dims)
 
     def _may_have(self, own: Operator, layer: QuantizableLayer, type_: LayerType) -> bool:
         """Whether an operator supports ``type_``, which is not float32."""
@@ -131,7 +132,7 @@ class TfliteRewriter:
         own = self.graph.operators[place]
         weights, order = self.graph.constant(own.inputs[WEIGHTS]), _ORDERS.get(own.name, (1, 0))
         # Products may have the weights as in the file, or transposed.
-        if weights is not None and layer.weights.ndim == 2 and layer.axis == WEIGHT_AXES[own.name]:
+        if weights is not None and len(layer.dims) == 2 and layer.axis == WEIGHT_AXES[own.name]:
             order = (0, 1)
         if weights is not None and weights.ndim == len(order):
             moved = codes.codes.transpose(order)
@@ -146,7 +147,7 @@ class TfliteRewriter:
             static.operators,
             self.graph.scales(static, self.names, ranges),
             {self._places[name]: own for name, own in biases.items()},
-            self._cache,
+            self._codes,
             self._learned,
         )
         data = serialized(edit.run())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 
 from penstock.core.records import NamedTuple
+from penstock.quantizing.array_store import ArrayStore
 from penstock.quantizing.layers import BLOCK, LayerType, QuantizableLayer
 from penstock.quantizing.rounding import Ends, learned_codes
 
@@ -21,6 +24,25 @@ class StoredCodes(NamedTuple):
     zeros: np.ndarray | None = None
 
 
+class CodeStore:
+    """Codes of weights by keys, in a temporary file: only those of a candidate are in memory."""
+
+    def __init__(self) -> None:
+        self._arrays = ArrayStore()
+        self._place: dict[Hashable, int] = {}
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._place
+
+    def __setitem__(self, key: Hashable, codes: StoredCodes) -> None:
+        self._place[key] = len(self._arrays)
+        held = {"codes": codes.codes, "scales": codes.scales, "zeros": codes.zeros}
+        self._arrays.append({name: array for name, array in held.items() if array is not None})
+
+    def __getitem__(self, key: Hashable) -> StoredCodes:
+        return StoredCodes(**self._arrays[self._place[key]])
+
+
 def channel_codes(weights: np.ndarray, axis: int, shifted: bool = False) -> StoredCodes:
     """Weights as int8 with one scale for each index of ``axis``: between -127 and 127, or
     ``shifted`` so that the range of each channel has all 256 codes. Of a few scales that with the
@@ -29,21 +51,31 @@ def channel_codes(weights: np.ndarray, axis: int, shifted: bool = False) -> Stor
     rows = moved.reshape(len(moved), -1)
     ends = _ends(rows, shifted)
     scales = _least_error(rows, ends)
-    numbers = rows / scales[:, None]
-    np.clip(np.rint(numbers, out=numbers), *ends, out=numbers)
-    return _channels(numbers.reshape(moved.shape), axis, scales, ends, shifted)
+    codes = np.empty(rows.shape, np.int8)
+    for part in _parts(rows):
+        numbers, own = rows[part] / scales[part, None], _ends_of(part, ends)
+        np.clip(np.rint(numbers, out=numbers), *own, out=numbers)
+        codes[part] = numbers - own[0] - 128 if shifted else numbers
+    return _channels(codes.reshape(moved.shape), axis, scales, ends, shifted)
 
 
 def _channels(
-    numbers: np.ndarray, axis: int, scales: np.ndarray, ends: Ends, shifted: bool
+    codes: np.ndarray, axis: int, scales: np.ndarray, ends: Ends, shifted: bool
 ) -> StoredCodes:
-    """The codes for multiples of scales, with the axis of scales in front."""
-    zeros = None
-    if shifted:
-        first = -128 - ends[0]
-        numbers, zeros = numbers + first.reshape(-1, *[1] * (numbers.ndim - 1)), first.reshape(-1)
-        zeros = zeros.astype(np.int8)
-    return StoredCodes(np.moveaxis(numbers, 0, axis).astype(np.int8, order="C"), scales, zeros)
+    """The codes with the axis of scales in its place, instead of in front."""
+    zeros = (-128 - ends[0]).reshape(-1).astype(np.int8) if shifted else None
+    return StoredCodes(np.ascontiguousarray(np.moveaxis(codes, 0, axis)), scales, zeros)
+
+
+def _parts(rows: np.ndarray) -> list[slice]:
+    """Parts of the rows: intermediate results have several times the memory of these."""
+    step = max(_AT_ONCE // max(rows[:1].size, 1), 1)
+    return [slice(i, i + step) for i in range(0, len(rows), step)]
+
+
+def _ends_of(part: slice, ends: Ends) -> Ends:
+    first, last = (end[part] if end.ndim > 1 else end for end in ends)
+    return first, last
 
 
 def _ends(rows: np.ndarray, shifted: bool) -> Ends:
@@ -65,13 +97,9 @@ def _symmetric(most: int) -> Ends:
 def _least_error(rows: np.ndarray, ends: Ends) -> np.ndarray:
     """For each row, the one of a few scales for which codes between ``ends`` have the least
     error."""
-    step = max(_AT_ONCE // max(rows[:1].size, 1), 1)
-    if len(rows) > step:  # intermediate results have several times the memory of the rows
-        scales = []
-        for part in [slice(i, i + step) for i in range(0, len(rows), step)]:
-            first, last = (end[part] if end.ndim > 1 else end for end in ends)
-            scales.append(_least_error(rows[part], (first, last)))
-        return np.concatenate(scales)
+    parts = _parts(rows)
+    if len(parts) > 1:
+        return np.concatenate([_least_error(rows[own], _ends_of(own, ends)) for own in parts])
     low, high = ends
     top = np.maximum(
         rows.max(axis=-1, keepdims=True) / np.where(high > 0, high, np.float32(np.inf)),
@@ -117,8 +145,11 @@ def block_codes(rows: np.ndarray, bits: int) -> StoredCodes:
     # As many codes on either side of the middle: zero points would be one more array to read.
     half = 1 << (bits - 1)
     scales = _least_error(blocks, _symmetric(half - 1))
-    codes = np.rint(blocks / scales[..., None]).clip(1 - half, half - 1) + half
-    return StoredCodes(packed_blocks(codes.astype(np.uint8), bits), scales)
+    codes = np.empty(blocks.shape, np.uint8)
+    for part in _parts(blocks):
+        numbers = np.rint(blocks[part] / scales[part][..., None])
+        codes[part] = numbers.clip(1 - half, half - 1) + half
+    return StoredCodes(packed_blocks(codes, bits), scales)
 
 
 def packed_blocks(codes: np.ndarray, bits: int) -> np.ndarray:
@@ -145,6 +176,7 @@ def learned(
         steps = np.broadcast_to(scales[:, None], rows.shape).reshape(by_group)
         own = [np.broadcast_to(end, (len(rows), 1)).reshape(*by_group[:2], 1) for end in ends]
         codes = learned_codes(rows.reshape(by_group), steps, gram, (own[0], own[1]))
+        codes = (codes.reshape(rows.shape) - (ends[0] + 128 if shifted else 0)).astype(np.int8)
         return _channels(codes.reshape(moved.shape), axis, scales, ends, shifted)
     bits = int(type_.removeprefix("blocks"))
     half = 1 << (bits - 1)

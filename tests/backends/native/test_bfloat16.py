@@ -7,8 +7,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from penstock.backends.native import backend, convolution
+from penstock.backends.native import backend, convolution, dense, image_convolution
 from penstock.backends.native.backend import NativeBackend
+from penstock.ir.graph import Value
+from penstock.ops.common.constant_cache import reordered, weights_of
 from penstock.ops.internal.fused import fused
 from tests.support.native_kernels import (
     LIBRARIES,
@@ -170,3 +172,39 @@ def test_small_products_and_other_precisions_stay_float32(monkeypatch):
     assert rounding.kernel(node, types).operand_dtype == "bfloat16"
     monkeypatch.setattr(backend, "_LEAST_USES", 257)
     assert rounding.kernel(node, types).operand_dtype == ""
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_matrix_that_bfloat16_holds_is_restored_from_its_panels(sizes, transposed):
+    w = rounded(draw(*sizes[1:])).astype(np.float32)
+    w = np.ascontiguousarray(w.T) if transposed else w
+    value = Value("w", const=w.copy())
+    weights = dense._panels(weights_of(value), transposed, True)
+    value.release(weights.release())
+    np.testing.assert_array_equal(value.peek, w)
+
+
+@pytest.mark.parametrize("last", [1 + 2**-9, np.nan])
+def test_matrix_with_an_element_that_bfloat16_lacks_is_not_restored(last):
+    w = rounded(draw(90, 70)).astype(np.float32)
+    w[-1, -1] = last
+    assert not dense._panels(weights_of(Value("w", const=w)), False, True).restores
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS, ids=str)
+def test_filters_that_bfloat16_holds_are_restored_from_their_panels(case, monkeypatch):
+    image, filters, attrs = case
+    x, w = draw(*image), rounded(draw(*filters)).astype(np.float32)
+    ways = []
+
+    def noted(name, weights, make, back, types):
+        ways.append((make, back))
+        return reordered(name, weights, make, back, types)
+
+    monkeypatch.setattr(image_convolution, "reordered", noted)
+    for library in ROUNDING:
+        assert kernel_of(node_of("Conv", [x, w], constants=[1], **attrs), library, "bf16")
+    assert ways
+    for make, back in ways:
+        np.testing.assert_array_equal(back(*make(w)), w)

@@ -3,7 +3,7 @@ there, and read no contents."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 import penstock as ps
 from penstock.core.types import TensorType
 from penstock.ir.graph import Value
+from penstock.observers.base import ObservedRun, Observer
 from penstock.ops.common.constant_cache import ConstantRef, reordered
 from tests.support.native_kernels import pytestmark  # noqa: F401
 from tests.support.released import constants_read
@@ -76,6 +77,29 @@ def test_plans_for_more_shapes_give_no_weights_back(case, executor, given_back):
         np.testing.assert_allclose(y, expected, atol=1e-4 * np.abs(expected).max())
         assert not value.is_held
     assert given_back == []
+
+
+class _Inputs(Observer):
+    """Keeps the second input of the steps that have one."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def step_begin(self, run: ObservedRun, step: Any, inputs: Sequence[Any]) -> None:
+        self.seen += inputs[1:2]
+
+
+def test_observers_read_weights_only_if_they_look_at_them(given_back):
+    model = ps.load(model_of("product"))
+    session, x = ps.compile(model, threads=1), {"x": normal(3, 200)}
+    session.run(x)
+    session.run(x, observers=[ps.Profile()])
+    assert given_back == []
+    observer = _Inputs()
+    session.run(x, observers=[observer])
+    (seen,) = observer.seen
+    np.testing.assert_array_equal(seen, CASES["product"][2])
+    assert given_back == ["w"]
 
 
 def test_reordered_arrays_begin_with_a_line_of_the_cache():

@@ -10,7 +10,7 @@ import penstock as ps
 from penstock.analysis.schemas import find_schema
 from penstock.build import GraphBuilder
 from penstock.frontends.onnx.messages import TensorProto
-from penstock.frontends.onnx.writer import LEAST_OPSET, onnx_bytes, tensor_message
+from penstock.frontends.onnx.writer import LEAST_OPSET, onnx_bytes, onnx_message, tensor_message
 from tests.support.onnx_text import model_from_text
 from tests.support.quantizable import convolutional, images
 
@@ -34,6 +34,17 @@ def test_written_model_passes_the_checker_and_keeps_names():
     assert [value.name for value in proto.graph.input] == ["x"]
     assert proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "N"
     assert {tensor.name for tensor in proto.graph.initializer} >= {"w0", "b4"}
+
+
+def test_message_without_weights_has_their_types():
+    model = ps.load(convolutional())
+    whole, form = onnx_message(model), onnx_message(model, weights=False)
+    assert [t.name for t in form.graph.initializer] == [t.name for t in whole.graph.initializer]
+    assert [t.data_type for t in form.graph.initializer] == [
+        t.data_type for t in whole.graph.initializer
+    ]
+    assert not any(t.raw_data for t in form.graph.initializer)
+    assert [str(node) for node in form.graph.node] == [str(node) for node in whole.graph.node]
 
 
 def test_opset_is_as_high_as_the_operations_need():

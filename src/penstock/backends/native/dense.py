@@ -37,7 +37,12 @@ from penstock.core.types import FLOAT32, TensorType, dtypes
 from penstock.host.malloc import weight_bytes
 from penstock.host.native import in_c_order
 from penstock.ir.graph import Node, Value
-from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
+from penstock.ops.common.constant_cache import (
+    ConstantRef,
+    Reordered,
+    is_held_by_bfloat16,
+    reordered,
+)
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import Workload
 
@@ -112,8 +117,7 @@ def dense_call(site: Site) -> NativeCall | None:
     pairs = WORKSPACE if site.rounds else None
     # A single row has a separate loop with another summation order.
     alone = rows == 1 and not site.rounds and not site.ordered
-    # The matrix cannot be restored from rounded weights.
-    held = {"keep": weights} if site.rounds else {"reordered": {layer.w: weights}}
+    held = {"reordered": {layer.w: weights}} if weights.restores else {"keep": weights}
     call = NativeCall(
         "dense",
         (
@@ -151,6 +155,13 @@ def pairs_of(matrix: np.ndarray) -> np.ndarray:
         halves[: rows // 2, :, 1] = matrix[1::2]
     pairs: np.ndarray = halves.view(FLOAT32)[..., 0]
     return pairs
+
+
+def unpaired(pairs: np.ndarray, rows: int) -> np.ndarray:
+    """Return the matrix with this many rows from its ``pairs_of``."""
+    halves = pairs.reshape(*pairs.shape, 1).view(dtypes()["bfloat16"]).swapaxes(1, 2)
+    matrix: np.ndarray = halves.reshape(-1, pairs.shape[1])[:rows].astype(FLOAT32)
+    return matrix
 
 
 def _product_workload(node: Node) -> Workload | None:
@@ -277,7 +288,8 @@ def _panels(w: ConstantRef, transposed: bool, rounds: bool) -> Reordered:
     inner = math.ceil(inner / 2) if rounds else inner
     type_ = TensorType(FLOAT32, (inner * padded(columns),))
     pack = partial(_packed, transposed, rounds)
-    back = None if rounds else partial(_unpacked, w.shape, transposed)
+    exact = not rounds or is_held_by_bfloat16(w.value)
+    back = partial(_unpacked, w.shape, transposed, rounds) if exact else None
     return reordered(("dense", transposed, *["bfloat16"] * rounds), w, pack, back, [type_])
 
 
@@ -310,8 +322,12 @@ def packed_panels(*matrices: np.ndarray) -> np.ndarray:
     return panels
 
 
-def _unpacked(shape: tuple[int, ...], transposed: bool, panels: np.ndarray) -> np.ndarray:
-    matrix = unpacked_panels(shape[::-1] if transposed else shape, panels)
+def _unpacked(
+    shape: tuple[int, ...], transposed: bool, rounds: bool, panels: np.ndarray
+) -> np.ndarray:
+    inner, columns = shape[::-1] if transposed else shape
+    matrix = unpacked_panels((math.ceil(inner / 2) if rounds else inner, columns), panels)
+    matrix = unpaired(matrix, inner) if rounds else matrix
     return np.ascontiguousarray(matrix.T) if transposed else matrix
 
 

@@ -21,6 +21,7 @@ from penstock.backends.native.dense import (
     padded,
     pairs_of,
     unpacked_panels,
+    unpaired,
 )
 from penstock.backends.native.kernel import (
     WORKSPACE,
@@ -35,7 +36,12 @@ from penstock.core.types import FLOAT32, TensorType
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import channels_last, line_aligned, packed_strides
-from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
+from penstock.ops.common.constant_cache import (
+    ConstantRef,
+    Reordered,
+    is_held_by_bfloat16,
+    reordered,
+)
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import Workload, flops, layout_seconds
@@ -409,7 +415,8 @@ class _Packing(NamedTuple):
     def weights(self, w: ConstantRef) -> Reordered:
         own = self.taps if self.transposed else ()
         name = "native image", own, self.given, self.groups, self.pairs, self.repeats
-        back = None if self.transposed or self.pairs == "rounded" else self.back
+        exact = self.pairs != "rounded" or is_held_by_bfloat16(w.value)
+        back = None if self.transposed or not exact else self.back
         return reordered(name, w, self.pack, back, [TensorType(FLOAT32, (sum(self.sizes),))])
 
 
@@ -469,9 +476,7 @@ def _convolution(
     )
     ns = part_ns(work)
     if weights is not None:
-        # Weights of a transposed convolution are kept in both orders.
-        is_kept = packing.transposed or rounds
-        held = {"keep": weights} if is_kept else {"reordered": {chain.w: weights}}
+        held = {"reordered": {chain.w: weights}} if weights.restores else {"keep": weights}
         call = NativeCall(name, words, items, ns, can_fail=room > _COPIED, **held)
         return of_pairs(call, "convolution", x.elements // 2) if rounds else call
     size = sum(packing.sizes) + (packing.groups or 1) * every
@@ -685,8 +690,12 @@ def _filters_of_panels(panels: np.ndarray, packing: _Packing) -> np.ndarray:
     own = np.empty((groups, each, filters, shape[1], taps), FLOAT32)
     dims = taps * each * shape[1], each * filters
     for group, part in zip(own, panels.reshape(groups, -1), strict=True):
-        turns = part.reshape(-1, GRAIN // 2, 2)[:, : dims[1]].swapaxes(1, 2)
-        matrix = turns if packing.pairs else unpacked_panels(dims, part)
+        if packing.pairs == "in turn":
+            matrix = part.reshape(-1, GRAIN // 2, 2)[:, : dims[1]].swapaxes(1, 2)
+        elif packing.pairs:
+            matrix = unpaired(unpacked_panels((dims[0] // 2, dims[1]), part), dims[0])
+        else:
+            matrix = unpacked_panels(dims, part)
         matrix = matrix.reshape(taps, each, shape[1], each, filters)
         for i in range(each):
             group[i] = matrix[:, i, :, i].transpose(2, 1, 0)

@@ -64,8 +64,9 @@ def onnx_bytes(model: Model) -> bytes:
     return data
 
 
-def onnx_message(model: Model) -> ModelProto:
-    """Return the entry of ``model`` as a message. Raises ``Unsupported``."""
+def onnx_message(model: Model, weights: bool = True) -> ModelProto:
+    """Return the entry of ``model`` as a message, whose initializers have no contents without
+    ``weights``. Raises ``Unsupported``."""
     # A model that was only loaded has no types in nested graphs, which other runtimes require.
     graph = clone(model.graph)
     infer_types(graph)
@@ -77,7 +78,7 @@ def onnx_message(model: Model) -> ModelProto:
         proto.opset_import.add(domain=domain, version=newest_opset(domain) or 1)
     for key, text in model.metadata.items():
         proto.metadata_props.add(key=key, value=text)
-    _GraphWriter(_Names(graph), opset, _constants_of(graph)).write(graph, proto.graph)
+    _GraphWriter(_Names(graph), opset, _constants_of(graph), weights).write(graph, proto.graph)
     return proto
 
 
@@ -154,11 +155,13 @@ class _Names(dict[Value, str]):
 
 @dataclass
 class _GraphWriter:
-    """Writes one model's graphs, each with its ``constants``."""
+    """Writes one model's graphs, each with its ``constants``, with their contents if it has
+    ``weights``."""
 
     names: _Names
     opset: int
     constants: Mapping[Graph, Sequence[Value]]
+    weights: bool
 
     def write(self, graph: Graph, proto: GraphProto) -> None:
         proto.name = graph.name or "main"
@@ -171,7 +174,8 @@ class _GraphWriter:
             self.output(value, graph, proto)
         for value in self.constants.get(graph, ()):
             assert value.peek is not None
-            tensor_message(value.peek, proto.initializer.add(name=self.names[value]))
+            array = value.peek if self.weights else value.peek.reshape(-1)[:0]
+            tensor_message(array, proto.initializer.add(name=self.names[value]))
 
     def output(self, value: Value, graph: Graph, proto: GraphProto) -> None:
         """Write an output of a graph, which a node of that graph must produce, once."""

@@ -17,7 +17,7 @@ import numpy as np
 from penstock.core.origins import Origin, origin_of
 from penstock.core.records import NamedTuple
 from penstock.core.shared_arrays import held_once, let_pages_go
-from penstock.core.types import RunValue, TensorType
+from penstock.core.types import FLOAT32, RunValue, TensorType
 from penstock.host.fork import shared_lock
 from penstock.host.malloc import note_freed
 from penstock.ir.graph import Node, Value
@@ -119,6 +119,11 @@ class Reordered:
         return dict(zip(_names(self.name, len(self.arrays)), self.arrays, strict=True))
 
     @property
+    def restores(self) -> bool:
+        """Whether the constant can be converted back."""
+        return self._back is not None
+
+    @property
     def is_released(self) -> bool:
         """Whether the constant may have gone."""
         return self._held is None
@@ -156,6 +161,19 @@ def weights_of(value: Value | None) -> ConstantRef | None:
     return ConstantRef(value, value.type.dims, value.type.dtype)
 
 
+def is_held_by_bfloat16(value: Value | None) -> bool:
+    """Whether a value is a float32 constant whose elements bfloat16 represents exactly. It has one
+    NaN only, so a constant with others is not."""
+    array = value.peek if value is not None and value.is_constant else None
+    if array is None or array.dtype != FLOAT32:
+        return False
+    flat = np.ascontiguousarray(array).reshape(-1)
+    # Most constants with other elements have some in front.
+    some = flat[:_FEW].view(np.uint32) & _LOW_BITS
+    return not (some.any() or (flat.view(np.uint32) & _LOW_BITS).any() or np.isnan(flat).any())
+
+
+_FEW, _LOW_BITS = 64, np.uint32(0xFFFF)
 _LARGE = 1 << 16
 """bytes of a constant from which on it is released as soon as a reordered copy exists"""
 _REORDERED: WeakValueDictionary[tuple[int, Hashable], Reordered] = WeakValueDictionary()

@@ -10,10 +10,9 @@ so that a kernel that rounds both operands computes the model's result.
 
 from __future__ import annotations
 
-import numpy as np
-
 from penstock.core.types import FLOAT32
 from penstock.ir.graph import Graph, Node, Value
+from penstock.ops.common.constant_cache import is_held_by_bfloat16
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.internal.fused import fused_copies
 from penstock.ops.registry import COMPUTING
@@ -22,7 +21,7 @@ from penstock.passes.dead_code import prune
 from penstock.passes.lowering.fuse import became
 from penstock.passes.rewrite import forward
 
-_BFLOAT16, _LOW_BITS = element_number("bfloat16"), np.uint32(0xFFFF)
+_BFLOAT16 = element_number("bfloat16")
 
 
 class RoundOperands(Pass):
@@ -38,7 +37,7 @@ class RoundOperands(Pass):
 
         def visit(node: Node, value: Value, output: Value) -> bool:
             casts = () if node in awaited else _casts_before(node)
-            if not casts or not _is_held_by_bfloat16(node.inputs[1]):
+            if not casts or not is_held_by_bfloat16(node.inputs[1]):
                 return False
             return became(node, fused_copies([*casts, node]), policy)
 
@@ -64,11 +63,3 @@ def _casts_before(node: Node) -> tuple[Node, ...]:
     if narrow is None or not rounds_to_bfloat16(narrow):
         return ()
     return () if narrow.control_inputs or widen.control_inputs else (narrow, widen)
-
-
-def _is_held_by_bfloat16(value: Value | None) -> bool:
-    """Whether a value is a float32 constant whose elements bfloat16 represents exactly."""
-    array = value.peek if value is not None and value.is_constant else None
-    if array is None or array.dtype != FLOAT32:
-        return False
-    return not (np.ascontiguousarray(array).view(np.uint32) & _LOW_BITS).any()
