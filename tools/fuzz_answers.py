@@ -66,7 +66,8 @@ def runs_of(path: Path, session: ps.Session, rng: np.random.Generator) -> list[A
     if description.exists():
         runs = json.loads(description.read_text())["runs"][:2]
         return [(tf_cases.feeds(run), run["fetches"], run["targets"]) for run in runs]
-    feeds = {port.name: mutants.feed(port.type, rng) for port in session.inputs}
+    sizes: dict[str, int] = {}
+    feeds = {port.name: mutants.feed(port.type, rng, sizes) for port in session.inputs}
     return [(feeds, None, None)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import tempfile
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ import onnx
 from bench.zoo.sample import samples
 from google.protobuf import text_format
 from google.protobuf.message import Message
-from tests.support import differential, mutants, tf_cases, tflite_cases
+from tests.support import differential, mutants, tf_cases, tflite_cases, weight_cases
 from tests.support.kernel_draws import DRAWS
 from tests.support.random_graphs import seeded
 
@@ -189,6 +190,52 @@ def package_case(draw: random.Random, _: bool) -> Case:
     return Case("package.zip", {"": data})
 
 
+@cache
+def weights() -> Sequence[weight_cases.WeightCase]:
+    return [case for _, case in sorted(weight_cases.cases().items())]
+
+
+# Values worth trying in a configuration: sizes, numbers, and what the field's files have as text.
+_WEIGHT_WORDS = (
+    *(0, -1, 1, 2, 3, 5, 7, 64, 4096, 2**31, 2**40, 0.5, -1.0, 1e-30, 1e30, "inf"),
+    *("llama", "gemma2", "gpt2", "bert", "qwen3_moe", "gelu", "silu", "relu2", "swish"),
+    *("default", "linear", "dynamic", "yarn", "llama3", "longrope", "sliding_attention"),
+    *([], {}, None, True, [0], [1e-9] * 4, {"rope_type": "linear", "factor": 0}),
+)
+_METADATA_WORDS = (0, 1, 2, 3, 5, 64, 4096, 2**31, 0.5, -1.0, 1e30, "llama", "bert", True, [1, 2])
+
+
+def weights_case(draw: random.Random, _: bool) -> Case:
+    """A checkpoint's folder or a GGUF file with another configuration, other tensors or bytes."""
+    case = draw.choice(weights())
+    changes, chance = draw.choice([1, 1, 2, 4]), draw.random()
+    if case.model_type not in ("llama", "qwen2", "qwen3", "gemma2", "gpt2") or draw.random() < 0.5:
+        with tempfile.TemporaryDirectory() as folder:
+            case.write(Path(folder))
+            files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+        if chance < 0.8:
+            files["config.json"] = changed_json(files["config.json"], draw, _WEIGHT_WORDS)
+        else:
+            name = draw.choice(sorted(files))
+            files[name] = draw.choice([changed_bytes, changed_numbers])(files[name], draw)
+        return Case("checkpoint", files)
+    writer = case.gguf()
+    for _change in range(changes):
+        key, name = draw.choice(sorted(writer.metadata)), draw.choice(sorted(writer.tensors))
+        shape, kind, data = writer.tensors[name]
+        if chance < 0.5:
+            writer.metadata[key] = draw.choice(_METADATA_WORDS)
+        elif chance < 0.55:
+            writer.metadata.pop(key, None)
+        elif chance < 0.7:
+            kind = draw.choice(sorted(weight_cases.TYPES))
+            writer.tensors[name] = tuple(draw.sample(shape, len(shape))), kind, data
+        elif chance < 0.8 and len(writer.tensors) > 1:
+            del writer.tensors[name]
+    made = writer.bytes()
+    return Case("model.gguf", {"": made if chance < 0.8 else changed_numbers(made, draw)})
+
+
 def packed(files: Mapping[str, bytes], compression: int) -> bytes:
     """A zip file of ``files`` by name, of which each is written at a fixed date."""
     memory = io.BytesIO()
@@ -217,6 +264,7 @@ CASES = {
     "package": (package_case, 2),
     "savedmodel": (saved_model_case, 1),
     "text": (text_case, 1),
+    "weights": (weights_case, 1),
     "kernel": (kernel_case, 4),
 }
 """how cases of each format are drawn, and their part of all"""

@@ -277,16 +277,22 @@ _CHANGES: Sequence[Callable[[ModelProto, random.Random], None]] = (
 )
 
 
-def feed(kind: Type, rng: np.random.Generator) -> Any:
-    """A value of a type, ``None`` if it would be large."""
+def feed(kind: Type, rng: np.random.Generator, sizes: dict[str, int] | None = None) -> Any:
+    """A value of a type, ``None`` if it would be large. ``sizes`` are those of dims by name, which
+    most values have; new ones are added."""
     if isinstance(kind, OptionalType):
-        return feed(kind.element, rng) if rng.random() < 0.7 else None
+        return feed(kind.element, rng, sizes) if rng.random() < 0.7 else None
     if isinstance(kind, SequenceType):
-        return [feed(kind.element, rng) for _ in range(rng.integers(3))]
+        return [feed(kind.element, rng, sizes) for _ in range(rng.integers(3))]
     if not isinstance(kind, TensorType):
         return np.zeros(1, np.float32)
     dims = kind.shape if kind.shape is not None else (2,)
-    shape = [dim if isinstance(dim, int) else int(rng.integers(1, 4)) for dim in dims]
+    shape = []
+    for dim in dims:
+        size = dim if isinstance(dim, int) else int(rng.integers(1, 4))
+        if isinstance(dim, str) and sizes is not None and rng.random() < 0.95:
+            size = sizes.setdefault(dim, size)
+        shape.append(size)
     dtype = kind.dtype if kind.dtype is not None else np.dtype(np.float32)
     if np.prod(shape, dtype=float) > 2**14:
         return None

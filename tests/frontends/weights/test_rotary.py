@@ -38,6 +38,11 @@ def test_yarn_has_a_magnitude_of_its_own_if_it_says_so() -> None:
             4,
             "no 2 positive",
         ),
+        (
+            {"rope_type": "longrope", "short_factor": [1.0, {}], "long_factor": [1.0, 2.0]},
+            4,
+            "no 2 positive",
+        ),
         ({"rope_type": "linear", "factor": 1e-45}, 4, "frequencies that are no numbers"),
         ({}, 3, "3 features cannot turn"),
         ({"rope_theta": 1.0}, 4, "rope_theta 1.0"),

@@ -134,7 +134,8 @@ def _longrope(powers: np.ndarray, parameters: Parameters, longest: int) -> Rotar
         factors = parameters.get(key)
         if isinstance(factors, str) or not isinstance(factors, Sequence):
             raise ValueError(f"its rotary embedding has no {key}")
-        divisors = np.array(factors, FLOAT32)
+        numbers = [x if isinstance(x, int | float) else math.nan for x in factors]
+        divisors = np.array(numbers, FLOAT32)
         if divisors.shape != powers.shape or not (divisors > 0).all():
             raise ValueError(f"{key} are no {len(powers)} positive numbers")
         frequencies.append(1 / (divisors * powers))
