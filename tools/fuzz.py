@@ -1,10 +1,10 @@
 """Fuzz Penstock: ``python -m tools.fuzz [--seconds 60] [--seed N] [--out FOLDER]``.
 
 Cases are mutants of the models of the tests: ONNX files, GraphDefs, SavedModels, TFLite and Circle
-files, nnpackages as folders and zip files, checkpoints and GGUF files, and graphs as text. Each is loaded, compiled and run by
-every executor within tight limits, in one of as many worker processes as there are cores, which
-watchdogs observe. What must never happen is reported, with the smallest file that was found to show
-it under ``--out``:
+files, nnpackages as folders and zip files, checkpoints and GGUF files, and graphs as text. Each is
+loaded, compiled and run by every executor within tight limits, in one of as many worker processes
+as there are cores, which watchdogs observe. What must never happen is reported, with the smallest
+file that was found to show it under ``--out``:
 
 - crash: the worker has died;
 - hang: loading, compiling and running by one executor took more than 10 s;

@@ -120,6 +120,7 @@ def test_chat_templates_have_the_names_of_their_keys() -> None:
         ({"tokens": "abc"}, "not an array"),
         ({"tokens": [1]}, "not a text"),
         ({"merges": ["x y"]}, "merges"),
+        ({"tokens": ["a", "b"], "merges": ["a b"], "token_type": [1, 1]}, "'ab' is no token"),
         ({"token_type": [1]}, "numbers for"),
         ({"bos_token_id": 10**6}, "bos_token_id"),
     ],

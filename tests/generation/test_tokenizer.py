@@ -238,3 +238,26 @@ def test_tokenizer_of_gguf_has_its_tokens_and_template() -> None:
     assert tokenizer.chat_template == "{{ messages[0].content }}"
     assert tokenizer.is_of_bytes
     assert not llama_tokenizer().is_of_bytes
+
+
+def changed_file(folder: Path, **model: Any) -> Path:
+    """The file of ``trained_tokenizer`` with another model."""
+    content = json.loads(trained_tokenizer().to_str())
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(content | {"model": content["model"] | model}))
+    return path
+
+
+def test_file_that_tokenizers_panics_of_is_refused(tmp_path: Path) -> None:
+    merges = [["a", "b"], ["ab", "ab"]]
+    path = changed_file(tmp_path, vocab={"a": 0, "b": 1, "ab": 2}, merges=merges)
+    with pytest.raises(InvalidModel, match="is not a tokenizer"):
+        TextTokenizer.load(path)
+
+
+def test_text_that_tokenizers_cannot_divide_is_refused(tmp_path: Path) -> None:
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": {"a": 0}}
+    model |= {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    path = changed_file(tmp_path, **model)
+    with pytest.raises(InvalidInput, match=r"cannot divide 'b': .*UNK"):
+        TextTokenizer.load(path).encode("b")

@@ -137,6 +137,11 @@ def _byte_pairs(metadata: Mapping[str, object], tokens: Sequence[str]) -> Tokeni
     pairs = [tuple(text.split(" ", 1)) for text in _texts(metadata, "merges")]
     merges = [(pair[0], pair[1]) for pair in pairs if len(pair) == 2]
     vocabulary = {text: i for i, text in enumerate(tokens)}
+    # For a result that is longer than all tokens, tokenizers ends in no exception that is one.
+    joined = map("".join, merges)
+    unknown = next((text for text in joined if text not in vocabulary), None)
+    if unknown is not None:
+        raise InvalidModel(f"{_PREFIX}merges: {quoted(unknown)} is no token of the file")
     try:
         model = models.BPE(vocabulary, merges, ignore_merges=division in _WHOLE)
     except Exception as error:  # tokenizers raises no other class

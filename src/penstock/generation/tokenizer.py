@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.core.errors import InvalidInput, InvalidModel, extra_needed, wrong_type
+from penstock.core.errors import InvalidInput, InvalidModel, extra_needed, quoted, wrong_type
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -140,6 +140,13 @@ class TextTokenizer:
             return self.tokenizer.encode(text, add_special_tokens=add_special).ids
         except TypeError as error:
             raise InvalidInput(f"the text has half of a surrogate pair ({error})") from error
+        except BaseException as error:
+            if not _is_of_tokenizers(error):
+                raise
+            raise InvalidInput(
+                f"the tokenizer cannot divide {quoted(text)}: {error}; the tokenizer.json may be "
+                "damaged, or not the one of the model"
+            ) from error
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Return the text of some tokens; tokens that the tokenizer does not have are skipped.
@@ -195,8 +202,15 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     text = _read_text(path)
     try:
         return Tokenizer.from_str(text)
-    except Exception as error:  # tokenizers raises no other class
+    except BaseException as error:
+        if not _is_of_tokenizers(error):
+            raise
         raise InvalidModel(f"{path} is not a tokenizer: {error}") from error
+
+
+def _is_of_tokenizers(error: BaseException) -> bool:
+    """Whether tokenizers may have raised it, whose panics are no ``Exception``."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _read_text(path: Path) -> str:
