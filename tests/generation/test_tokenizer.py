@@ -261,3 +261,13 @@ def test_text_that_tokenizers_cannot_divide_is_refused(tmp_path: Path) -> None:
     path = changed_file(tmp_path, **model)
     with pytest.raises(InvalidInput, match=r"cannot divide 'b': .*UNK"):
         TextTokenizer.load(path).encode("b")
+
+
+@pytest.mark.parametrize("merge", [["a", "é"], "a é", ["a"], 3])
+def test_merge_without_the_prefix_of_its_model_is_refused(tmp_path: Path, merge: object) -> None:
+    # tokenizers itself ends the process where the prefix is as long as half of a letter.
+    path = changed_file(tmp_path, continuing_subword_prefix="x", merges=[merge])
+    with pytest.raises(
+        InvalidModel, match=r"its merge .* begins with the continuing_subword_prefix"
+    ):
+        TextTokenizer.load(path)

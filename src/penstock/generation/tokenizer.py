@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ _REPLACEMENT = "\ufffd"  # decoders write it for bytes that are not a letter
 # Replacements at the end of a text that cannot be an incomplete letter: a letter has four bytes at
 # most, but decoders of single bytes take one before the letter with it.
 _MOST_REPLACEMENTS = 12
+_HAS_PREFIX = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]')
 _LONGEST_WINDOW = 64  # tokens without text that are decoded again with each further one
 
 
@@ -200,12 +202,33 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     with extra_needed("a tokenizer needs tokenizers", "generate"):
         from tokenizers import Tokenizer
     text = _read_text(path)
+    if '"merges"' in text and _HAS_PREFIX.search(text):
+        _check_prefixes(path)
     try:
         return Tokenizer.from_str(text)
     except BaseException as error:
         if not _is_of_tokenizers(error):
             raise
         raise InvalidModel(f"{path} is not a tokenizer: {error}") from error
+
+
+def _check_prefixes(path: Path) -> None:
+    """Raise ``InvalidModel`` if the right part of a merge lacks the prefix of parts within a word:
+    tokenizers cuts its length off whatever it is, and ends the process if that is within a letter.
+    """
+    model = read_json(path).get("model")
+    if not isinstance(model, Mapping) or model.get("type", "BPE") != "BPE":
+        return
+    prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
+    if not isinstance(prefix, str) or not isinstance(merges, list):
+        return
+    for merge in merges:
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        if not isinstance(pair, list) or len(pair) != 2 or not str(pair[1]).startswith(prefix):
+            raise InvalidModel(
+                f"{path} is not a tokenizer: its merge {quoted(str(merge))} is no pair whose "
+                f"second part begins with the continuing_subword_prefix {quoted(prefix)}"
+            )
 
 
 def _is_of_tokenizers(error: BaseException) -> bool:
