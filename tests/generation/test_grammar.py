@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -137,6 +138,9 @@ def test_token_that_may_not_follow_raises(vocabulary: GrammarVocabulary) -> None
         ("json_schema", "[1]", "object or boolean"),
         ("json_schema", '{"type": "objec"}', "objec"),
         ("json_schema", "[" * 100_000, "json_schema"),
+        ("json_schema", '{"enum": [{"a": -9223372036854775808}]}', "least integer of 64 bits"),
+        ("json_schema", '{"const": -9223372036854775807}', "least integer of 64 bits"),
+        ("regex", "a" * 300_000, "has 300,000 letters"),
         ("regex", "(a", "unclosed group"),
         ("grammar", "start: nothing", "nothing"),
         ("xml", "<a>", "no form"),
@@ -147,6 +151,31 @@ def test_wrong_grammar_raises_with_its_message(
 ) -> None:
     with pytest.raises(InvalidInput, match=message):
         TokenGrammar(vocabulary, form, text)
+
+
+# Without room for them, these ended the process.
+CHAINS = {
+    "grammar": "start: r0\n" + "".join([f"r{i}: r{i + 1}\n" for i in range(9000)]) + 'r9000: "a"',
+    "json_schema": json.dumps(
+        {
+            "$ref": "#/$defs/0",
+            "$defs": {
+                **{
+                    str(i): {"properties": {"a": {"$ref": f"#/$defs/{i + 1}"}}} for i in range(3500)
+                },
+                "3500": {"type": "null"},
+            },
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("form", CHAINS)
+def test_long_chain_of_rules_is_compiled(vocabulary: GrammarVocabulary, form: str) -> None:
+    before = threading.stack_size()
+    grammar = TokenGrammar(vocabulary, form, CHAINS[form])
+    assert grammar.mask().any()
+    assert threading.stack_size() == before
 
 
 def test_letters_that_no_token_has_are_named_as_the_cause() -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
 
 # The number of compiled grammars to cache: a large schema takes a second to compile.
 _KEPT = 32
+# Letters of a grammar, and the stack for compiling it: at most 600 bytes a letter were measured,
+# for arrays of arrays in JSON schemas whose definitions refer to one another in a chain.
+_MOST_LETTERS, _STACK = 1 << 18, 1 << 28
+_STARTING = threading.Lock()  # the size of stacks is one number for all threads
+_LEAST, _ROUNDED = -(1 << 63), 1 << 10  # the least integer, and how far float64 rounds beside it
 _NO_TOKEN = "NoExtension"  # llguidance's code if no token has the letters that a grammar requires
 
 
@@ -65,9 +72,11 @@ class GrammarVocabulary:
 
         if form not in CONSTRAINTS:
             raise InvalidInput(f"{form!r} is no form of a text: one of {', '.join(CONSTRAINTS)} is")
+        if len(text) > _MOST_LETTERS:
+            raise InvalidInput(f"{form}: it has {len(text):,} letters, more than {_MOST_LETTERS:,}")
         if form == "json_schema":
             try:
-                json.loads(text)  # llguidance reports positions in a text of its own
+                _check_numbers(json.loads(text))
                 grammar = LLMatcher.grammar_from_json_schema(text)
             except (ValueError, RecursionError) as error:
                 raise InvalidInput(f"json_schema: {error}") from error
@@ -75,7 +84,7 @@ class GrammarVocabulary:
             grammar = LLMatcher.grammar_from_regex(text)
         else:
             grammar = LLMatcher.grammar_from_lark(text)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher = _on_large_stack(lambda: LLMatcher(self._tokenizer, grammar, log_level=0))
         if matcher.is_error():
             raise InvalidInput(f"{form}: {_message(matcher)}")
         return matcher
@@ -138,6 +147,38 @@ class TokenGrammar:
         copy._form, copy._words = self._form, self._words
         copy._matcher = self._matcher.deep_copy()
         return copy
+
+
+def _check_numbers(schema: object) -> None:
+    """Raise ``ValueError`` for integers of which llguidance would end the process."""
+    inner: list[object] = [schema]
+    while inner:
+        value = inner.pop()
+        if isinstance(value, int) and _LEAST <= value < _LEAST + _ROUNDED:
+            raise ValueError(f"{value} is too near to the least integer of 64 bits")
+        inner += value.values() if isinstance(value, dict) else ()
+        inner += value if isinstance(value, list) else ()
+
+
+def _on_large_stack(make: Callable[[], LLMatcher]) -> LLMatcher:
+    """Call a function on a thread that has room for rules, or references, in a chain as long as the
+    text of a grammar may have: llguidance calls itself for each, and ends the process without it.
+    """
+    result: Future[LLMatcher] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(make())
+        except BaseException as error:
+            result.set_exception(error)
+
+    with _STARTING:
+        before = threading.stack_size(_STACK)
+        try:
+            threading.Thread(target=run, name="penstock-grammar", daemon=True).start()
+        finally:
+            threading.stack_size(before)
+    return result.result()
 
 
 def _message(matcher: LLMatcher) -> str:
