@@ -33,6 +33,29 @@ ENDLESS = {
     "width of an argument": "{{ '{:{}}'.format(1, 10000000000) }}",
     "indentation": "{{ 'a'|indent(10000000000, first=True) }}",
     "range": "{{ range(10000000000)|list }}",
+    "nested lists": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+    "nested objects": "{% set n = namespace(x=1) %}{% for i in range(60) %}{% set n.x = {'a': n.x, 'b': n.x} %}{% endfor %}{{ n.x|tojson }}",
+    "compared lists": "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}{% endfor %}{{ n.x == n.y }}",
+    "changed lists": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{{ loop.changed(n.x) }}{% endfor %}",
+    "a text in a list": "{% set t = 'a' * 9999 %}{{ [t] * 99999 }}",
+    "list made a text": "{% set t = 'a' * 9999 %}{{ ([t] * 99999)|upper|length }}",
+    "list in a format": "{% set t = 'a' * 9999 %}{{ ('%s' % ([t] * 99999,))|length }}",
+    "list in a method": "{% set t = 'a' * 9999 %}{{ '{}'.format([t] * 99999)|length }}",
+    "list in a message": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ raise_exception(n.x) }}",
+    "mapped list": "{% set t = 'a' * 9999 %}{{ [[t] * 99999]|map('string')|join|length }}",
+    "indented JSON": "{{ {'a': 1}|tojson(indent=1000000000) }}",
+    "deep JSON": "{% set n = namespace(x=[1] * 99999) %}{% for i in range(200) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x|tojson(indent=4) }}",
+    "words": "{{ ('a ' * 9999999).split()|length }}",
+    "parts": "{{ ('a ' * 9999999).split(' ')|length }}",
+    "lines": "{{ ('a\n' * 9999999).splitlines()|length }}",
+    "letters": "{{ ('a' * 9999999)|list|length }}",
+    "titles": "{% for i in range(99999) %}{% set t = ('ab ' * 99999)|title %}{% endfor %}",
+    "long texts in a loop": "{% for i in range(99999) %}{% set t = 'a' * 9999999 %}{% endfor %}",
+    "parts of texts in a loop": "{% set t = 'a' * 9999999 %}{% for i in range(99999) %}{% set p = t[1:] %}{% endfor %}",
+    "searches in a loop": "{% set t = 'a' * 9999999 %}{% for i in range(99999) %}{% if 'b' in t %}{% endif %}{% endfor %}",
+    "methods in a loop": "{% set t = 'a' * 9999999 %}{% for i in range(99999) %}{% set p = t.find('ab') %}{% endfor %}",
+    "tests in a loop": "{% set t = 'a' * 9999999 %}{% for i in range(99999) %}{% if t is upper %}{% endif %}{% endfor %}",
+    "form of the time": "{{ strftime_now('%Y' * 9999999)|length }}",
     "translation": "{{ 'a'.translate({97: 'b'}) }}",
 }  # fmt: skip
 FORBIDDEN = {
@@ -67,9 +90,37 @@ def test_template_that_leaves_its_sandbox_is_refused(name: str) -> None:
         ("{{ 1 ~ none ~ undefined_name ~ 'x' }}", "1Nonex"),
         ("{{ none }}{{ undefined_name }}{{ true }}", "NoneTrue"),
         ("{% for a in 'ab' %}{{ loop.index }}{{ loop.last }}{{ loop.length }},{% endfor %}", "1False2,2True2,"),
+        ("{{ ['b', 'a']|sort|first }}{{ 'a b'|title }}{{ 'aXb'.split('X')[-1] }}", "aA Bb"),
+        ("{{ {'a': [1]}|tojson(indent=2) }}", '{\n  "a": [\n    1\n  ]\n}'),
+        ("{{ messages|selectattr('role', 'equalto', 'user')|map(attribute='content')|list }}", "['Hello']"),
+        ("{{ messages[0] in messages }}{{ messages[1:] == [] }}{{ 1 < 2 < 3 }}", "TrueTrueTrue"),
+        ("{{ 'a' is in ['a'] }}{{ 'A' is upper }}{{ messages|map('length')|join }}", "TrueTrue2"),
+        ("{{ ['a', 'b', 'a'].index('b') }}{{ 'a,b'.split(',', 1)|join('-') }}", "1a-b"),
+        ("{% filter upper %}a{{ 'b' }}{% endfilter %}", "AB"),
         ("{% for a in nothing %}x{% else %}none{% endfor %}", "none"),
         ("{% for a in [1, 2, 3] if a > 1 %}{{ loop.previtem }}{{ a }}{% endfor %}", "223"),
     ],
 )  # fmt: skip
 def test_template_that_counts_little_writes_as_jinja_does(template: str, text: str) -> None:
     assert ChatTemplate(template).render(MESSAGES) == text
+
+
+def test_long_conversation_is_within_the_budget() -> None:
+    template = """{%- for m in messages -%}
+        {%- if m.role not in ['user', 'assistant'] or messages|length == 0 -%}
+            {{ raise_exception('x') }}
+        {%- endif -%}
+        {%- if '</think>' in m.content -%}
+            {%- set c = m.content.split('</think>')[-1].lstrip('\n') -%}
+        {%- else -%}
+            {%- set c = m.content|trim -%}
+        {%- endif -%}
+        {{- '<|' ~ m.role ~ '|>' + c + '\n' -}}
+        {%- if loop.index0 > (messages|length) - 2 and c -%}!{%- endif -%}
+    {%- endfor -%}
+    {{- messages|selectattr('role', 'equalto', 'user')|list|length -}}"""
+    roles = ["user", "assistant"]
+    messages = [{"role": roles[i % 2], "content": f"{i} " * 2000} for i in range(600)]
+    text = ChatTemplate(template).render(messages)
+    assert text.count("<|user|>") == 300
+    assert text.endswith("!300")

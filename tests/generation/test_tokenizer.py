@@ -271,3 +271,9 @@ def test_merge_without_the_prefix_of_its_model_is_refused(tmp_path: Path, merge:
         InvalidModel, match=r"its merge .* begins with the continuing_subword_prefix"
     ):
         TextTokenizer.load(path)
+
+
+def test_setting_with_half_of_a_letter_names_no_token(tmp_path: Path) -> None:
+    save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "\\ud800"}')
+    assert TextTokenizer.load(tmp_path).start_id is None

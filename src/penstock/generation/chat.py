@@ -75,9 +75,11 @@ class ChatTemplate:
         """
         from jinja2 import TemplateError
 
-        from penstock.generation.chat_sandbox import BUDGET, TemplateBudget
+        from penstock.generation.chat_sandbox import BUDGET, LONGEST_FORM, TemplateBudget
 
         def strftime_now(form: str) -> str:
+            if len(form) > LONGEST_FORM:
+                raise InvalidInput(f"the chat template's form of the time has {len(form)} letters")
             return (now or datetime.now()).strftime(form)
 
         names = {

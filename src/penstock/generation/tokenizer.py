@@ -272,7 +272,10 @@ def _read_templates(folder: Path, settings: Mapping[str, object]) -> dict[str, s
 def _token_of(tokenizer: Tokenizer, value: object) -> int | None:
     """Return the token that a setting names, by its text or by an object with it."""
     text = value.get("content") if isinstance(value, Mapping) else value
-    return tokenizer.token_to_id(text) if isinstance(text, str) else None
+    try:
+        return tokenizer.token_to_id(text) if isinstance(text, str) else None
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return None
 
 
 def _ids_of(value: object) -> list[int]:
