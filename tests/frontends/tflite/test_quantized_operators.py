@@ -171,6 +171,8 @@ def elementwise(t: Family) -> Iterator[Quantized]:
         every = np.arange(-32768, 32768).astype(np.int16)
         for op, step in (("EXP", 0.001), ("LOG", 0.0003), ("GELU", 0.0007)):
             yield Quantized(op, (Codes(every, t.scale),), (t.dtype, step, 0))
+        for op in ("ABS", "NEG", "RELU", "RELU6"):
+            yield Quantized(op, (Codes(every, t.scale),), y(), version=2 if op != "NEG" else 1)
         yield Quantized("RSQRT", (Codes(every[every > 0], t.scale),), (t.dtype, 0.01, 0))
         return
     yield Quantized("TANH", (x(300),), (t.dtype, *ONE[t.dtype]))
@@ -309,7 +311,7 @@ WITHIN_ONE = "CONCATENATION L2_NORMALIZATION MEAN PRELU SQRT SUM TRANSPOSE_CONV"
 WITHOUT_REFERENCE = ("DEPTH_TO_SPACE", "ELU")
 
 
-OF_16_BITS = "EXP GELU LOG LOGISTIC REDUCE_PROD RSQRT SOFTMAX TANH"
+OF_16_BITS = "ABS EXP GELU LOG LOGISTIC NEG REDUCE_PROD RSQRT SOFTMAX TANH"
 
 
 def of_the_reference() -> Sequence[Quantized]:

@@ -176,6 +176,25 @@ def _emit_curve(c: OperatorConversion, approximate: bool = False) -> None:
     c.emit_final("CodeTable", c.take(1), {"table": table}, domain=TFLITE)
 
 
+def _is_symmetric(c: OperatorConversion) -> bool:
+    """Whether all tensors are signed codes without zero points and with one scale: of 16 bits, or
+    of 8 for NEG. Kernels look up others of 8 bits in a table, as fast."""
+    x = c.quantizations[0]
+    if x is None or x.zero_points[0] or not c.moved_as_integers:
+        return False
+    return _is_of_codes(c, (INT8, INT16) if c.op == "NEG" else (INT16,))
+
+
+@operator_rule("ABS", "NEG", integers=_is_symmetric)
+def of_symmetric_codes(c: OperatorConversion) -> None:
+    """The reference kernels negate codes without saturation, and take absolute values with it."""
+    if c.op == "ABS" and _is_symmetric(c):
+        (x,) = c.take(1)
+        c.emit_final("Abs", [c.emit("Max", [x, c.like(-np.iinfo(np.int16).max, x)])])
+    else:
+        plain(c)
+
+
 @operator_rule("DIV")
 def divide(c: OperatorConversion) -> None:
     inputs = c.take(2)
@@ -214,10 +233,16 @@ def squared_difference(c: OperatorConversion) -> None:
     c.emit_final("Mul", [c.emit("Sub", c.take(2))] * 2)
 
 
-@operator_rule("RELU6", "RELU_N1_TO_1", "RELU_0_TO_1")
+@operator_rule("RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1", integers=_is_symmetric)
 def clip(c: OperatorConversion) -> None:
-    (x,) = c.take(1)
-    low, high = {"RELU6": (0, 6), "RELU_N1_TO_1": (-1, 1)}.get(c.op, (0, 1))
+    (x,), given = c.take(1), c.quantizations[0]
+    bounds = {"RELU": BOUNDS[1], "RELU6": BOUNDS[3], "RELU_N1_TO_1": BOUNDS[2]}.get(c.op, (0, 1))
+    low, high = bounds
+    if given is not None and _is_symmetric(c):
+        low, high = given.codes_of(bounds, INT16)
+    elif c.op == "RELU":
+        plain(c)
+        return
     c.emit_final("Clip", [x, c.like(low, x), c.like(high, x)])
 
 

@@ -55,13 +55,13 @@
 
 #define ARITHMETIC(X, suffix, type)                                                               \
     COMPARABLE(X, suffix, type)                                                                   \
-    X(neg_##suffix, type, type, -a)                                                               \
-    X(abs_##suffix, type, type, a < 0 || a == 0 ? 0 - a : a)                                      \
     X(sign_##suffix, type, type, a != a ? a : (type)((a > 0) - (a < 0)))
 
 #define COMPARABLE(X, suffix, type)                                                               \
     X(add_##suffix, type, type, a + b)                                                            \
     X(sub_##suffix, type, type, a - b)                                                            \
+    X(neg_##suffix, type, type, -a)                                                               \
+    X(abs_##suffix, type, type, a > 0 ? a : 0 - a)                                                \
     X(mul_##suffix, type, type, a *b)                                                             \
     X(max_##suffix, type, type, a >= b || a != a ? a : b)                                         \
     X(min_##suffix, type, type, a <= b || a != a ? a : b)                                         \
