@@ -281,6 +281,15 @@ def test_copies_of_many_elements_have_several_threads_and_views_one(dims, y, thr
         assert chosen == threads
 
 
+@pytest.mark.skipif(library() is None, reason="needs compiled kernels")
+@pytest.mark.parametrize(("dims", "running"), [(1 << 16, 0), (1 << 23, 1)])
+def test_a_run_of_one_thread_is_counted_beside_others_unless_it_is_short(dims, running):
+    text = f"g (float[{dims}] x) => (y) {{ t = Add(x, x) y = Concat <axis = 0> (t, x) }}"
+    session = compile_text(text, executor="linear", threads=1)
+    with session.inspect.executor._share as chosen:
+        assert (chosen, len(thread_share._process.running)) == (1, running)
+
+
 def test_a_setting_of_each_thread_is_set_for_those_that_run_kernels():
     backend = OfCaller()
     share = ThreadShare([backend], 2, 8)

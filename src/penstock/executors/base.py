@@ -319,15 +319,20 @@ def may_use_threads(node: Node) -> bool:
 # Operations that a second of a call counts as: a call of 15 us is worth sharing the threads with
 # other runs, as WORTH_THREADS operations are.
 _OPERATIONS = WORTH_THREADS / 15e-6
+# To count the runs of a session with one thread only informs others, and takes 2 us.
+_WORTH_COUNTING = 100e-6 * _OPERATIONS
 
 
-def _worth_threads(step: Step, plan: Plan) -> bool:
-    """Whether a step gains from more than one thread."""
+def _operations(step: Step, plan: Plan, of_one: bool) -> float:
+    """Return the work of a step, in operations: of one thread, or as far as threads divide it."""
     if step.kernel is None:
-        return plan.flops_of[step] >= WORTH_THREADS
-    divided = 0.0 if step.kernel.binder is None else step.kernel.binder.divided_s * _OPERATIONS
+        return plan.flops_of[step]
+    binder = step.kernel.binder
+    if of_one and binder is not None and binder.estimated_s:
+        return binder.estimated_s * _OPERATIONS
+    divided = 0.0 if binder is None else binder.divided_s * _OPERATIONS
     # Kernels bound to the shapes of a run state an estimate of their work.
-    return max(plan.flops_of[step], step.kernel.shapes.flops, divided) >= WORTH_THREADS
+    return max(plan.flops_of[step], step.kernel.shapes.flops, divided)
 
 
 def share_of(
@@ -339,11 +344,16 @@ def share_of(
 ) -> ThreadShare:
     """Return the share of the kernel threads for runs of ``plan`` on ``streams`` workers. The
     session uses at most ``threads`` of them, or exactly that many if ``fixed``."""
-    worth_of: dict[str, bool] = {}
+    # The work of all steps of a backend, or of its largest step if steps may use several threads.
+    work: dict[str, float] = {}
+    of_one = threads == 1
+    least = _WORTH_COUNTING if of_one else WORTH_THREADS
     threaded = {b.name for b in hosts if b.threads_of_caller}  # regardless of their steps
     for step in with_checkpoints(plan.walk()):
-        if not worth_of.setdefault(step.backend, False) and not step.node.op.view:
-            worth_of[step.backend] = _worth_threads(step, plan)
+        known = work.setdefault(step.backend, 0.0)
+        if known < least and not step.node.op.view:
+            own_work = _operations(step, plan, of_one)
+            work[step.backend] = known + own_work if of_one else max(known, own_work)
         moves = step.node.op.moves
         # NumPy computes those shapes of a run for which the backend has no kernel.
         runs = {step.backend}
@@ -352,9 +362,9 @@ def share_of(
         # Skip estimates that cannot change the result.
         if not moves and not runs <= threaded and may_use_threads(step.node):
             threaded |= runs
-    own = [b for b in hosts if b.threads_of_caller and b.name in worth_of]
+    own = [b for b in hosts if b.threads_of_caller and b.name in work]
     shared = [b for b in hosts if not b.threads_of_caller and b.name in threaded]
-    worth = any(worth_of[b.name] for b in own)
+    worth = any(work[b.name] >= least for b in own)
     # For shorter kernels, waking threads costs more than the threads save.
     limit = threads if worth or not own else 1
     return ThreadShare([*own, *shared], streams if worth or shared else 0, limit, not fixed)

@@ -51,6 +51,11 @@ class Binder:
         return 0.0
 
     @property
+    def estimated_s(self) -> float:
+        """The estimated seconds of a call with one thread; 0 if unknown."""
+        return 0.0
+
+    @property
     def reads_turned(self) -> bool:
         """Whether inputs may be ``RuntimeArray`` objects that are ``turned``."""
         return False

@@ -355,7 +355,11 @@ class _CallBinder(Binder):
         native = self.native
         # Threads share items, and the pieces of a stage of a call with a single item. The call
         # itself decides by the same estimate whether it is divided.
-        return native.items * native.item_ns * 1e-9 if native.items > 1 or native.stages[0] else 0.0
+        return self.estimated_s if native.items > 1 or native.stages[0] else 0.0
+
+    @property
+    def estimated_s(self) -> float:
+        return self.native.items * self.native.item_ns * 1e-9
 
     @property
     def reads_turned(self) -> bool:
