@@ -200,6 +200,9 @@ def moved(t: Family) -> Iterator[Quantized]:
     yield Quantized("SLICE", (x(5, 6), [i32(1, 2)], [i32(3, 4)]), y)
     yield Quantized("PACK", (x(5, 6), x(5, 6)), y, {"values_count": 2, "axis": 1})
     yield Quantized("GATHER", (x(5, 6), i32(3, 1)), y, {"axis": 0})
+    if t.dtype != "int16":
+        table = Codes(x(5, 6).array, t.scale, t.zero, constant=True)
+        yield Quantized("EMBEDDING_LOOKUP", (i32(3, 1, 0), table), y)
     yield Quantized("REVERSE_V2", (x(3, 4, 5), [i32(1)]), y)
     yield Quantized("TILE", (x(3, 4), [i32(2, 1)]), y)
     yield Quantized("EXPAND_DIMS", (x(3, 4), [i32(1)]), y, version=1)

@@ -351,7 +351,7 @@ FORMULAS: dict[str, Formula] = {
 }
 """formulas of operations, given their attributes and inputs"""
 QUANTIZED = frozenset(
-    {"Abs", "Add", "Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min"}
-    | {"Mul", "Neg", "Relu", "Sub", "Sum", "Where"}
+    {"Abs", "Add", "Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
+    | {"Max", "Min", "Mul", "Neg", "Relu", "Sub", "Sum", "Where"}
 )
 """operations that compute 8-bit and 16-bit integers directly; others through 32 bits"""

@@ -220,7 +220,12 @@ def gather(c: OperatorConversion) -> None:
         c.emit_final("Gather", [x, indices], {"axis": axis})
 
 
-@operator_rule("EMBEDDING_LOOKUP")
+def _gives_codes(c: OperatorConversion) -> bool:
+    """Whether results are codes as those of the table; of codes, real numbers may be asked for."""
+    return c.output_quantizations[0] is not None and c.moved_as_integers
+
+
+@operator_rule("EMBEDDING_LOOKUP", integers=_gives_codes)
 def embedding_lookup(c: OperatorConversion) -> None:
     indices, table = c.take(2)
     c.emit_final("Gather", [table, indices], {"axis": 0})
