@@ -14,11 +14,13 @@ from tests.support.error_bounds import Rounded, gamma, unit
 
 @draws("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd")
 @draws("ReduceSum ReduceSumSquare ArgMax ArgMin tflite.ReduceMax tflite.ReduceMin")
+@draws("tflite.ArgMax tflite.ArgMin")
 def _reduction(rng: Source, full_name: str) -> Draw:
     name, domain = short_name(full_name)
+    of = (domain, 1) if domain else ("", 26)
     extreme = name in ("ReduceMax", "ReduceMin", "ArgMax", "ArgMin")
     dtype = rng.pick(*FLOATS, *FLOATS, *WHOLE, *(CODES if extreme else ()))
-    dtype = np.dtype("int16") if domain else dtype
+    dtype = np.dtype("int16") if domain and name[:3] != "Arg" else dtype
     dims = rng.dims(rng.integers(1, 5), least=0)
     if rng.chance(0.3):
         dims = (rng.size(5), rng.pick(511, 512, 513, 1030), rng.size(5))
@@ -31,7 +33,7 @@ def _reduction(rng: Source, full_name: str) -> Draw:
     if name.startswith("Arg"):
         attrs |= {"axis": int(rng.integers(-len(dims), len(dims)))}
         attrs |= {"select_last_index": int(rng.chance(0.5))}
-        return Draw(name, [x], attrs)
+        return Draw(name, [x], attrs, None, [], 1, *of)
     count = rng.integers(0, len(dims) + 1)
     start = rng.integers(0, len(dims) - count + 1)
     axes = tuple(range(start, start + count)) or tuple(range(len(dims)))
@@ -57,7 +59,6 @@ def _reduction(rng: Source, full_name: str) -> Draw:
     if dtype in WHOLE and name in ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp"):
         # Computed in float64, and truncated: sums that fit in it.
         inputs[0] = (np.abs(x) % 30 + 1).astype(dtype)
-    of = (domain, 1) if domain else ("", 26)
     return Draw(name, inputs, attrs, None if exact else bound, rng.pick([], [1][:count]), 1, *of)
 
 

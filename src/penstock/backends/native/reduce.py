@@ -12,6 +12,7 @@ from penstock.backends.native import by_memory, family, rows_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.core.types import BOOL
 from penstock.ir.layout import packed_strides
+from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.fixed_point import mean_multiplier, product_multiplier, short_multiplier
 from penstock.ops.common.shape_rules import normalize_axes
 
@@ -42,7 +43,7 @@ def _axes(site: Site, rank: int) -> tuple[int, ...] | None:
 @family(
     *("ArgMax", "ArgMin", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax"),
     *("ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
-    *("tflite.ReduceMax", "tflite.ReduceMin"),
+    *("tflite.ArgMax", "tflite.ArgMin", "tflite.ReduceMax", "tflite.ReduceMin"),
     work=by_memory,
 )
 def reduction_call(site: Site) -> NativeCall | None:
@@ -52,6 +53,8 @@ def reduction_call(site: Site) -> NativeCall | None:
     if x is None or not x.dims or str_(x.dtype) not in dtypes or 0 in x.dims:
         return None
     axes = _axes(site, len(x.dims))
+    if name[:3] == "arg" and site.output().dtype == INT32:
+        name += "32"
     return reduction_over(site, name, axes) if axes else None
 
 

@@ -11,7 +11,7 @@ from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import OperatorConversion, image_of_codes, operator_rule
 from penstock.ir.graph import Value
 from penstock.ir.op import AttrDict
-from penstock.ops.common.dtypes import INT8, INT16
+from penstock.ops.common.dtypes import INT8, INT16, INT32
 from penstock.ops.common.shape_rules import all_known
 from penstock.ops.registry import TENSORFLOW, TFLITE
 
@@ -105,7 +105,9 @@ def arg(c: OperatorConversion) -> None:
     (dtype,) = c.output_dtypes
     attrs = {"axis": axis, "keepdims": 0}
     # ONNX's operations only return int64.
-    if dtype == INT64:
+    if dtype == INT32:
+        c.emit_final(op, [x], attrs, domain=TFLITE)
+    elif dtype == INT64:
         c.emit_final(op, [x], attrs)
     else:
         c.cast_final(c.emit(op, [x], attrs), dtype)

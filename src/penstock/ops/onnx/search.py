@@ -20,7 +20,8 @@ from penstock.ops.onnx.reduce import reduced_type
 from penstock.ops.registry import array_operator, operator
 
 
-def _infer_arg(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_arg(types: Types, attrs: Attrs, consts: Consts) -> Sequence[TensorType]:
+    """The type of the places of extremes along an axis."""
     type_ = tensor(types, 0)
     axis = attrs.get("axis", 0)
     if type_.rank == 0:
@@ -30,14 +31,14 @@ def _infer_arg(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(INT64, result.shape),)
 
 
-@operator("ArgMax", infer=_infer_arg)
-@operator("ArgMin", infer=_infer_arg)
+@operator("ArgMax", infer=infer_arg)
+@operator("ArgMin", infer=infer_arg)
 def arg_extreme(node: Node, types: Types) -> Kernel:
     method = getattr(np.ndarray, node.op.name.lower())
     along = node.attrs.get("axis", 0)
     keepdims = bool(node.attrs.get("keepdims", 1))
     last = bool(node.attrs.get("select_last_index", 0))
-    _infer_arg(types, node.attrs, ())
+    infer_arg(types, node.attrs, ())
 
     def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         axis = normalize_axis(along, max(x.ndim, 1))

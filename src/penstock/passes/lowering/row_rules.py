@@ -459,7 +459,7 @@ def _of_sums(node: Node, inputs: _Inputs) -> Packed:
     return Packed([axes], inputs)
 
 
-@_rule("ArgMax", "ArgMin", "Hardmax", "TopK")
+@_rule("ArgMax", "ArgMin", "Hardmax", "TopK", "tflite.ArgMax", "tflite.ArgMin")
 def _of_order(node: Node, inputs: _Inputs) -> Packed:
     axes = _only(inputs)
     at = _axis(node, 0 if node.op.name.startswith("Arg") else -1, len(axes))

@@ -199,7 +199,7 @@ def _of_last_axis(s: SampledNode) -> Sequence[Value]:
     return _along(s, -1)
 
 
-@_rule("ArgMax", "ArgMin", "Split")
+@_rule("ArgMax", "ArgMin", "Split", "tflite.ArgMax", "tflite.ArgMin")
 def _of_first_axis(s: SampledNode) -> Sequence[Value]:
     return _along(s, 0)
 

@@ -226,8 +226,8 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
     FINISHED(name, name, type, wide, TOTAL)
 
 /* NaN wins against all numbers: so the index of the extreme, which is NaN if any element is, is the first or last of
-   the elements equal to it, or that are NaN. */
-#define PLACES(name, type, extreme, operator, worst)                                                     \
+   the elements equal to it, or that are NaN. `narrow` stores int32. */
+#define PLACES(name, narrow, type, extreme, operator, worst)                                      \
     static inline int64_t name##_row(const struct reduction *a, int64_t first)                    \
     {                                                                                             \
         const type *x = (const type *)a->x + first;                                               \
@@ -269,7 +269,8 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
             y[j] = places[j];                                                                     \
     }                                                                                             \
                                                                                                   \
-    static inline void name##_rows(const struct reduction *a, int64_t first, int64_t end, int64_t *y)\
+    static __attribute__((noinline)) void name##_rows(const struct reduction *a, int64_t first,   \
+                                                      int64_t end, int64_t *y)                    \
     {                                                                                             \
         const int64_t many = a->length < SEVERAL ? ROWS : 1;                                      \
         for (int64_t i = first; i < end; i += many, y += many)                                    \
@@ -279,8 +280,8 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
                 *y = name##_row(a, i * a->length);                                                \
     }                                                                                             \
                                                                                                   \
-    static inline void name##_columns(const struct reduction *a, int64_t first, int64_t columns,  \
-                                      int64_t *restrict y)                                        \
+    static __attribute__((noinline)) void name##_columns(const struct reduction *a, int64_t first, \
+                                                         int64_t columns, int64_t *restrict y)    \
     {                                                                                             \
         const type *from = (const type *)a->x + first;                                            \
         const int64_t count = folds(a, columns), width = count * columns, end = a->length - 1;    \
@@ -318,7 +319,27 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
             y[j] = places[j];                                                                     \
     }                                                                                             \
                                                                                                   \
-    ITEMS(name, int64_t, name##_rows, name##_columns)
+    static inline void narrow##_rows(const struct reduction *a, int64_t first, int64_t end, int32_t *y) \
+    {                                                                                             \
+        int64_t places[ROWS];                                                                     \
+        for (int64_t i = first, n; i < end; i += n, y += n) {                                     \
+            n = smaller(ROWS, end - i);                                                           \
+            name##_rows(a, i, i + n, places);                                                     \
+            for (int64_t j = 0; j < n; j++)                                                       \
+                y[j] = (int32_t)places[j];                                                        \
+        }                                                                                         \
+    }                                                                                             \
+                                                                                                  \
+    static inline void narrow##_columns(const struct reduction *a, int64_t first, int64_t columns, int32_t *y) \
+    {                                                                                             \
+        int64_t places[COLUMNS];                                                                  \
+        name##_columns(a, first, columns, places);                                                \
+        for (int64_t j = 0; j < columns; j++)                                                     \
+            y[j] = (int32_t)places[j];                                                            \
+    }                                                                                             \
+                                                                                                  \
+    ITEMS(name, int64_t, name##_rows, name##_columns)                                             \
+    ITEMS(narrow, int32_t, narrow##_rows, narrow##_columns)
 
 #define SUM(a, b) ((a) + (b))
 #define PRODUCT(a, b) ((a) * (b))
@@ -356,8 +377,8 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
 #define EXTREMES(suffix, type, low, high)                                                         \
     REDUCTION(max_##suffix, type, type, type, low, HIGHER, SAME)                                  \
     REDUCTION(min_##suffix, type, type, type, high, LOWER, SAME)                                  \
-    PLACES(argmax_##suffix, type, max_##suffix, <=, low)                                               \
-    PLACES(argmin_##suffix, type, min_##suffix, >=, high)
+    PLACES(argmax_##suffix, argmax32_##suffix, type, max_##suffix, <=, low)                       \
+    PLACES(argmin_##suffix, argmin32_##suffix, type, min_##suffix, >=, high)
 
 /* The logarithm of a sum of exponentials, relative to the highest element; infinities are relative to 0. Exponentials
    are of type `real`, which `reals` names. */
@@ -476,7 +497,8 @@ HARDMAX(float64, double)
 
 #define EXTREME_ENTRIES(suffix)                                                                   \
     KERNEL(max_##suffix, reduction), KERNEL(min_##suffix, reduction),                             \
-        KERNEL(argmax_##suffix, reduction), KERNEL(argmin_##suffix, reduction)
+        KERNEL(argmax_##suffix, reduction), KERNEL(argmin_##suffix, reduction),                   \
+        KERNEL(argmax32_##suffix, reduction), KERNEL(argmin32_##suffix, reduction)
 #define ENTRIES(suffix)                                                                           \
     EXTREME_ENTRIES(suffix), KERNEL(sum_##suffix, reduction),                                     \
         KERNEL(sumsquare_##suffix, reduction), KERNEL(prod_##suffix, reduction),                  \

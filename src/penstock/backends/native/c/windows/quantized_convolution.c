@@ -133,7 +133,13 @@ INLINED bytes codes_of_vectors(const bytes *sums, const scales near, const scale
         __typeof__(V(setzero_ps)()) number = V(cvtepi32_ps)(sums[v]), offset = V(loadu_ps)(near.offsets + v % own * step);
         if (b->fixed && b->low != b->zero)
             offset = V(set1_ps)(ONE / 2 + SLACK) + V(or_ps)(offset, V(and_ps)(number, V(set1_ps)(-0.0f)));
-        number = V(mul_ps)(number, V(loadu_ps)(near.factors + v % own * step)) + offset;
+        const __typeof__(number) factor = V(loadu_ps)(near.factors + v % own * step);
+#if defined(__FMA__)
+        if (b->fixed) /* an estimate, whose rounding is free */
+            number = V(fmadd_ps)(number, factor, offset);
+        else
+#endif
+            number = V(mul_ps)(number, factor) + offset;
         whole[v] = V(cvtps_epi32)(b->fixed ? number : V(min_ps)(number, V(set1_ps)((float)b->high)));
         if (b->fixed) { /* for numbers that are too large, all bits but the sign are 0 */
             least = (words)V(min_epu32)((bytes)least, whole[v] & (bytes)((words){0} + ONE - 1));
