@@ -34,7 +34,7 @@ HALF = {"int8": (1 / 256, -128), "uint8": (1 / 256, 0), "int16": (1 / 32768, 0)}
 """Those of a number from 0 to 1, as LiteRT's kernels demand."""
 ONE = {"int8": (1 / 128, 0), "uint8": (1 / 128, 128), "int16": (1 / 32768, 0)}
 """Those of a number from -1 to 1."""
-_TABLES = {name.lower(): name for name in schema().tables}
+_TABLES = {name.lower(): name for name in schema().tables.entries}
 Dims = tuple[int, ...]
 
 

@@ -16,7 +16,7 @@ from tests.support.tflite_models import model, subgraph
 
 litert = pytest.importorskip("ai_edge_litert.interpreter")
 
-TABLES = {name.lower(): name for name in schema().tables}
+TABLES = {name.lower(): name for name in schema().tables.entries}
 RNG = np.random.default_rng(0)
 
 

@@ -19,7 +19,7 @@ from tests.support.litert import by_litert
 from tests.support.tflite_models import TYPES, model, subgraph
 from tests.support.timing import SOON
 
-TABLES = {name.lower(): name for name in schema().tables}
+TABLES = {name.lower(): name for name in schema().tables.entries}
 RNG = np.random.default_rng(5)
 UNIT = {"int8": (0.05, -5), "uint8": (0.05, 120), "int16": (0.0003, 0)}
 """The scale and the zero point of an input."""

@@ -141,7 +141,7 @@ class OperatorConversion(NodeBuilder):
         """Return a field of the options, or its default if they are left out and ``kind`` names
         their table. Raises ``NodeError`` for the options of another operator."""
         if self.options is None or name not in schema().tables[self.options.kind]:
-            given = schema().tables.get(kind, {}).get(name)
+            given = schema().tables[kind].get(name) if kind else None
             if given is None or self.options is not None:
                 raise NodeError(f"has no option {name!r}; export the model again")
             return given.default

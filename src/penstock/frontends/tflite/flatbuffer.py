@@ -63,10 +63,34 @@ class TableField(NamedTuple):
         return not self.vector and self.type in CODES
 
 
+class Tables(dict[str, Mapping[str, TableField]]):
+    """The fields of tables by name, parsed from ``entries`` when a table is first looked up: a file
+    has few of them. ``entries`` has all tables."""
+
+    def __init__(self, entries: Mapping[str, Sequence[str]]) -> None:
+        super().__init__()
+        self.entries = entries
+
+    def __missing__(self, name: str) -> Mapping[str, TableField]:
+        table = self[name] = {}
+        for slot, entry in enumerate(self.entries[name]):
+            key, _, rest = entry.partition(":")
+            type_, _, default = rest.partition("=")
+            vector, type_ = type_.startswith("["), type_.strip("[]")
+            empty: Any = "" if type_ == "text" else None
+            if vector:
+                empty = Bytes(0, 0) if type_ == "uint8" else ()
+            elif type_ in CODES:
+                empty = (float if type_.startswith("float") else int)(default or 0)
+            if type_:
+                table[key] = TableField(type_, vector, slot, empty)
+        return table
+
+
 class Schema(NamedTuple):
     """The fields of tables by name, the tables of unions by number, the operators by number."""
 
-    tables: Mapping[str, Mapping[str, TableField]]
+    tables: Tables
     unions: Mapping[str, Mapping[int, str]]
     operators: Mapping[int, str]
 
@@ -74,24 +98,13 @@ class Schema(NamedTuple):
 @cache
 def schema() -> Schema:
     """Return the schema of ``schema.txt``."""
-    tables: dict[str, dict[str, TableField]] = {}
+    tables: dict[str, list[str]] = {}
     unions: dict[str, dict[int, str]] = {}
     with open(FILE, encoding="ascii") as file:
         for line in file:
             role, name, *entries = line.split() or ["#", ""]
             if role == "table":
-                table = tables[name] = {}
-                for slot, entry in enumerate(entries):
-                    key, _, rest = entry.partition(":")
-                    type_, _, default = rest.partition("=")
-                    vector, type_ = type_.startswith("["), type_.strip("[]")
-                    empty: Any = "" if type_ == "text" else None
-                    if vector:
-                        empty = Bytes(0, 0) if type_ == "uint8" else ()
-                    elif type_ in CODES:
-                        empty = (float if type_.startswith("float") else int)(default or 0)
-                    if type_:
-                        table[key] = TableField(type_, vector, slot, empty)
+                tables[name] = entries
             elif role != "#":
                 number = 0
                 names = unions[name] = {}
@@ -100,7 +113,7 @@ def schema() -> Schema:
                     number = int(given) if given else number
                     names[number] = key
                     number += 1
-    return Schema(tables, unions, unions.pop("BuiltinOperator"))
+    return Schema(Tables(tables), unions, unions.pop("BuiltinOperator"))
 
 
 class _Layout(NamedTuple):

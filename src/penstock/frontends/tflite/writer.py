@@ -78,7 +78,7 @@ def _plain(table: FlatTable, name: str, field: TableField, weights: WeightFile) 
         if value is None:
             raise _unknown(table.kind, f"a {name}")
         return value.kind, fields_of(value, weights)
-    if field.type in schema().tables:
+    if field.type in schema().tables.entries:
         if field.vector:
             return [fields_of(element, weights) for element in value]
         return fields_of(value, weights)
