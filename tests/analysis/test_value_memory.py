@@ -20,10 +20,17 @@ from tests.support.graphs import node_named, value_named
 
 
 def decided(
-    text: str, replaced: Mapping[str, Kernel] | None = None, *, planned: bool = True
+    text: str,
+    replaced: Mapping[str, Kernel] | None = None,
+    *,
+    planned: bool = True,
+    waits: Mapping[str, str] | None = None,
 ) -> tuple[Graph, ValueMemory]:
-    """A graph, and the memory of its values with NumPy's kernels but for the ``replaced`` ones."""
+    """A graph, and the memory of its values with NumPy's kernels but for the ``replaced`` ones; a
+    node in ``waits`` has another one as its control input."""
     graph = parse_graph(text)
+    for name, before in (waits or {}).items():
+        node_named(graph, name).control_inputs.append(node_named(graph, before))
     infer_types(graph)
     backend = NumpyBackend()
     kernels = {
@@ -76,6 +83,18 @@ def test_slice_of_a_view_has_its_offset_in_the_planned_value() -> None:
 def test_view_of_a_graph_input_is_dynamic() -> None:
     _, memory = decided("graph main(x: float32[2, 3]) -> (y) { t = Transpose(x)  y = Neg(t) }")
     assert memory.views == {}
+
+
+@pytest.mark.parametrize(
+    ("read", "is_view"), [("", True), ("z = Neg(y)", False), ("z = Exp(x)", True)]
+)
+def test_output_that_waits_is_a_view_of_the_arena_unless_a_node_reads_it(read, is_view) -> None:
+    outputs = "y, z" if read else "y"
+    text = f"graph main(x: float32[2, 3]) -> ({outputs}) {{ a = Exp(x) as exp  b = Neg(x) as last "
+    text += f"y = Identity(a) as end {read} }}"
+    bound = Kernel(np.exp, np.exp, layout=LayoutHints(prefer_bound=True))
+    graph, memory = decided(text, {"exp": bound}, waits={"end": "last"})
+    assert (value_named(graph, "y") in memory.views) is is_view
 
 
 def test_source_of_a_view_that_leaves_the_run_escapes_with_it() -> None:

@@ -105,8 +105,8 @@ def value_memory(
     """
     escapes = escaping_values(graph, kernels, planned=planned, remote=remote)
     memory = ValueMemory(escapes, alternating_values(graph) if planned else {})
-    transposed = transposed_values(graph)
-    _Annotator(kernels, away, remote, planned, transposed, memory).graph(graph)
+    transposed, unread = transposed_values(graph), unread_outputs(graph)
+    _Annotator(kernels, away, remote, planned, transposed, unread, memory).graph(graph)
     return memory
 
 
@@ -211,6 +211,15 @@ def transposed_values(graph: Graph) -> dict[Value, Order]:
     return orders
 
 
+def unread_outputs(graph: Graph) -> Set[Value]:
+    """Return the outputs that no node reads and that wait for others, as those of a graph with
+    variables do."""
+    if not [node for node in graph.nodes if node.control_inputs]:
+        return frozenset()
+    readers = readers_of(graph)
+    return {value for value in graph.outputs if readers[value] == [None]}
+
+
 # Annotations that depend on those of earlier values.
 
 
@@ -221,6 +230,7 @@ class _Annotator:
     remote: Set[Node]
     planned: bool
     transposed: Mapping[Value, Order]
+    unread: Set[Value]
     memory: ValueMemory
     _dummies: dict[Value, np.ndarray] = field(default_factory=dict)
 
@@ -310,9 +320,7 @@ class _Annotator:
         """Place a view of a value in the arena; views of other values are dynamic."""
         source, *rest = node.inputs
         dummy = self._dummy(source)
-        fixed = False not in [value is None or value.is_constant for value in rest]
-        # A node with control inputs needs a step: others may wait for it.
-        if dummy is None or source is None or not fixed or node.control_inputs:
+        if dummy is None or source is None or not self._is_fixed(node):
             (value, *_), perm = node.outputs, node.attrs.get("perm")
             if node.op.full_name == "Transpose" and value is not None and is_plannable(value.type):
                 self.memory.expected[value] = tuple(np.argsort(perm).tolist()) if perm else ()
@@ -337,6 +345,13 @@ class _Annotator:
         for value, array in zip(node.outputs, arrays, strict=False):
             if value is not None:
                 self._place_view(value, array, source, dummy)
+
+    def _is_fixed(self, node: Node) -> bool:
+        """Whether a view needs no step. Those that read what waits for other nodes need one; those
+        that wait for the view then wait for what it waits for."""
+        if node.control_inputs and not self.unread >= {*node.outputs}:
+            return False
+        return False not in [value is None or value.is_constant for value in node.inputs[1:]]
 
     def _place_view(self, value: Value, array: np.ndarray, source: Value, dummy: RunValue) -> None:
         around = self.memory.views.get(source)

@@ -63,7 +63,7 @@ class TableField(NamedTuple):
         return not self.vector and self.type in CODES
 
 
-class Tables(dict[str, Mapping[str, TableField]]):
+class LateTables(dict[str, Mapping[str, TableField]]):
     """The fields of tables by name, parsed from ``entries`` when a table is first looked up: a file
     has few of them. ``entries`` has all tables."""
 
@@ -90,7 +90,7 @@ class Tables(dict[str, Mapping[str, TableField]]):
 class Schema(NamedTuple):
     """The fields of tables by name, the tables of unions by number, the operators by number."""
 
-    tables: Tables
+    tables: LateTables
     unions: Mapping[str, Mapping[int, str]]
     operators: Mapping[int, str]
 
@@ -113,7 +113,7 @@ def schema() -> Schema:
                     number = int(given) if given else number
                     names[number] = key
                     number += 1
-    return Schema(Tables(tables), unions, unions.pop("BuiltinOperator"))
+    return Schema(LateTables(tables), unions, unions.pop("BuiltinOperator"))
 
 
 class _Layout(NamedTuple):
