@@ -21,6 +21,7 @@ from typing import NoReturn
 
 from jinja2 import Environment, nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_indent, do_title
 from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
@@ -367,6 +368,79 @@ class CountingSandbox(ImmutableSandboxedEnvironment):
         return wrapped
 
 
+@pass_context
+def _counted(context: Context, values: Iterable[object], length: int) -> Iterator[object]:
+    budget = _budget(context)
+    for value in values:
+        budget.step()
+        budget.write(length)
+        yield value
+
+
+@pass_context
+def _read_value(context: Context, value: object, how: str) -> object:
+    budget = _budget(context)
+    if how == "whole":
+        budget.read_whole(value)
+    else:
+        budget.read(value)
+    if how == "items" and isinstance(value, Sized):
+        budget.check_items(len(value))
+    return value
+
+
+@pass_context
+def _joined(context: Context, first: object, *others: object) -> str:
+    _budget(context).read_whole([first, *others])
+    return "".join([str(value) for value in (first, *others)])
+
+
+@pass_context
+def _join(
+    context: Context, values: Iterable[object], d: str = "", attribute: str | None = None
+) -> str:
+    items = list(values)
+    if attribute is not None:
+        items = [item[attribute] for item in items if isinstance(item, Mapping)]
+    _budget(context).read_whole(items)
+    texts = [str(item) for item in items]
+    TemplateBudget.check_length(sum(map(len, texts)) + len(str(d)) * len(texts))
+    return str(d).join(texts)
+
+
+def _replace(text: object, old: str, new: str, count: int | None = None) -> str:
+    _check_replacement(str(text), old, new)
+    return str(text).replace(old, new, -1 if count is None else count)
+
+
+def _indented(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    length = width if isinstance(width, int) else len(width)
+    TemplateBudget.check_length((str(text).count("\n") + 1) * length + len(str(text)))
+    return do_indent(text, width, first, blank)
+
+
+@pass_context
+def _titled(context: Context, text: object) -> str:
+    # Each word is a part of a list, and takes a step of Python's.
+    length = len(str(text))
+    TemplateBudget.check_items(length // 2)
+    _budget(context).work(_ITEM * length)
+    return do_title(str(text))
+
+
+# Those that replace Jinja's, and those that count.
+_FILTERS: Mapping[str, Callable[..., object]] = {
+    "counted": _counted,
+    "read": _read_value,
+    "joined": _joined,
+    "join": _join,
+    "replace": _replace,
+    "indent": _indented,
+    "title": _titled,
+    "tojson": _to_json,
+}
+
+
 @cache
 def chat_environment() -> Environment:
     """Return Jinja's sandbox with counters, and with what Hugging Face's templates expect."""
@@ -379,78 +453,8 @@ def chat_environment() -> Environment:
     )
     for name in _UNUSED_FILTERS:
         sandbox.filters.pop(name, None)
-    sandbox.filters |= _filters(sandbox.filters["indent"], sandbox.filters["title"])
+    sandbox.filters |= _FILTERS
     sandbox.globals["raise_exception"] = _raise_exception
     for name in ("lipsum", "cycler", "joiner"):
         sandbox.globals.pop(name, None)
     return sandbox
-
-
-def _filters(
-    indent: Callable[..., str], title: Callable[..., str]
-) -> dict[str, Callable[..., object]]:
-    """Return the filters that replace Jinja's, and those that count."""
-
-    @pass_context
-    def counted(context: Context, values: Iterable[object], length: int) -> Iterator[object]:
-        budget = _budget(context)
-        for value in values:
-            budget.step()
-            budget.write(length)
-            yield value
-
-    @pass_context
-    def read(context: Context, value: object, how: str) -> object:
-        budget = _budget(context)
-        if how == "whole":
-            budget.read_whole(value)
-        else:
-            budget.read(value)
-        if how == "items" and isinstance(value, Sized):
-            budget.check_items(len(value))
-        return value
-
-    @pass_context
-    def joined(context: Context, first: object, *others: object) -> str:
-        _budget(context).read_whole([first, *others])
-        return "".join([str(value) for value in (first, *others)])
-
-    @pass_context
-    def join(
-        context: Context, values: Iterable[object], d: str = "", attribute: str | None = None
-    ) -> str:
-        items = list(values)
-        if attribute is not None:
-            items = [item[attribute] for item in items if isinstance(item, Mapping)]
-        _budget(context).read_whole(items)
-        texts = [str(item) for item in items]
-        TemplateBudget.check_length(sum(map(len, texts)) + len(str(d)) * len(texts))
-        return str(d).join(texts)
-
-    def replace(text: object, old: str, new: str, count: int | None = None) -> str:
-        _check_replacement(str(text), old, new)
-        return str(text).replace(old, new, -1 if count is None else count)
-
-    def indented(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-        length = width if isinstance(width, int) else len(width)
-        TemplateBudget.check_length((str(text).count("\n") + 1) * length + len(str(text)))
-        return indent(text, width, first, blank)
-
-    @pass_context
-    def titled(context: Context, text: object) -> str:
-        # Each word is a part of a list, and takes a step of Python's.
-        length = len(str(text))
-        TemplateBudget.check_items(length // 2)
-        _budget(context).work(_ITEM * length)
-        return title(text)
-
-    return {
-        "counted": counted,
-        "read": read,
-        "joined": joined,
-        "join": join,
-        "replace": replace,
-        "indent": indented,
-        "title": titled,
-        "tojson": _to_json,
-    }
