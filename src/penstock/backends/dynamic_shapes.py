@@ -11,6 +11,15 @@ its inputs in each run, and calls the kernel for these::
 A kernel is made once NumPy's, which takes any shapes, has lost as much time on these shapes as
 making it takes: at once for large tensors, and never for shapes that do not come back.
 
+The second kernel of a node is made with traced dims (``core/traced.py``), which gives a formula for
+the numbers by which kernels differ. It makes further ones in a tenth of the time, as long as the
+same choices hold for their dims::
+
+    (100, 64)  ──>  compiled in full
+    (130, 64)  ──>  compiled with traced dims: rows > 64, blocks = ceil(rows / 64), ...
+    (200, 64)  ──>  made by the formula
+    (  8, 64)  ──>  compiled with traced dims: the formula holds for rows > 64
+
 Where the shape of an output also follows from the contents of a small input, such as the k of TopK,
 the kernel looks at these contents as well.
 """
@@ -28,10 +37,13 @@ import numpy as np
 
 from penstock.backends.base import Backend, HostBackend
 from penstock.backends.numpy import NumpyBackend
+from penstock.core.records import NamedTuple
+from penstock.core.traced import Formula, Trace, UntraceableError
 from penstock.core.types import ANY, RunValue, RunValues, ShapeError, TensorType, Type
 from penstock.host.malloc import give_back_memory
 from penstock.ir.graph import Contents, Node, Value
 from penstock.ir.kernel import WORTH_PACKING, Kernel, PackedConstants, RuntimeShapes
+from penstock.ir.layout import order_in_memory
 from penstock.ops.internal.fused import fused, is_fused
 from penstock.ops.work_estimate import flops
 
@@ -42,6 +54,11 @@ Tensors: TypeAlias = Sequence[TensorType | None]
 _MOST_KERNELS = 128
 _MOST_AWAITED = 256
 _KERNEL_BYTES = 6 << 10
+# Formulas of one node that are kept, bytes of one, the least number that are made however few
+# kernels they serve, and the kernels that each further one must have served.
+_MOST_FORMULAS, _FORMULA_BYTES = 8, 12 << 10
+_LEAST_FORMULAS, _KERNELS_OF_FORMULA = 3, 4
+_FORMULA_S = 0.1  # time in which a formula makes a kernel, in that of compiling one
 # Kernels after which all are counted, since that takes longer than making one, and after which the
 # pages that are free between them are given back: malloc gives back those at its end by itself.
 _LOOK_EVERY, _GIVE_BACK_EVERY = 40, 170
@@ -122,6 +139,23 @@ class KernelCaches:
             give_back_memory()
 
 
+class _Formula(NamedTuple):
+    """How a kernel is made for other dims: ``make`` takes the values of ``formula`` for the dims at
+    ``places``, pairs of an input and an axis; for inputs of these ``layouts``. ``read`` are the
+    weights that its function looks at."""
+
+    layouts: tuple[tuple[int, ...], ...]
+    places: Sequence[tuple[int, int]]
+    formula: Formula
+    make: Callable[..., Callable[..., RunValue]]
+    read: Mapping[int, np.ndarray | None]
+
+    def function(self, inputs: RunValues) -> Callable[..., RunValue] | None:
+        """The function for inputs; None where the formula does not hold for their dims."""
+        arguments = self.formula([inputs[i].shape[axis] for i, axis in self.places])
+        return None if arguments is None else _with_weights(self.make(*arguments), self.read)
+
+
 class KernelCache:
     """The functions of one node's kernels, by the shapes of the inputs that have unknown dims and
     the bytes of those whose ``contents`` matter. ``pays``: a kernel is expected to pay at once.
@@ -132,7 +166,8 @@ class KernelCache:
     """
 
     __slots__ = (
-        *("__weakref__", "_awaited", "_estimate", "_paid", "_plain"),
+        *("__weakref__", "_awaited", "_estimate", "_formulas", "_least", "_made", "_paid"),
+        *("_plain", "_traced"),
         *("backend", "contents", "kernels", "node", "pays", "types", "weights"),
     )
 
@@ -147,6 +182,11 @@ class KernelCache:
         # Bytes of the inputs of the last estimate, and the calls that NumPy's kernel then got.
         self._estimate = (0, 0)
         self._paid = 0  # bytes of the inputs of the last estimate by which a kernel paid at once
+        # Those used last come first; bytes of inputs from which on they are used without an
+        # estimate; kernels made by formulas, and traces.
+        self._formulas: list[_Formula] = []
+        self._least = math.inf
+        self._made = self._traced = 0
         self._plain: Callable[..., RunValue] | None = None
         self.weights = {
             i: v
@@ -156,27 +196,65 @@ class KernelCache:
 
     def nbytes(self) -> int:
         """About what the kernels take in memory."""
-        return _KERNEL_BYTES * len(self.kernels)
+        return _KERNEL_BYTES * len(self.kernels) + _FORMULA_BYTES * len(self._formulas)
 
     @property
     def plain(self) -> Callable[..., RunValue]:
         """The function of NumPy's kernel, made when it is called for."""
         if self._plain is None:
-            self._plain = self._weighted(self.node.op.compile(self.node, self.types))
+            kernel = self.node.op.compile(self.node, self.types)
+            self._plain = _with_weights(kernel.function, self._read(kernel))
         return self._plain
 
-    def _weighted(self, kernel: Kernel, inputs: RunValues = ()) -> Callable[..., RunValue]:
-        """The function of a kernel, with the weights that it looks at as arguments; for ``inputs``
-        in their orders of dims."""
-        packed = kernel.packed.inputs
-        ordered = None
-        if inputs and kernel.binder is not None:
-            ordered = kernel.binder.ordered(inputs)
-        function = kernel.function if ordered is None else ordered
-        read = {i: v.const for i, v in self.weights.items() if i not in packed}
-        if not read:
-            return function
-        return lambda *inputs: function(*[read.get(i, x) for i, x in enumerate(inputs)])
+    def _read(self, kernel: Kernel) -> Mapping[int, np.ndarray | None]:
+        """The weights that the function of a kernel looks at, by input."""
+        return {i: v.const for i, v in self.weights.items() if i not in kernel.packed.inputs}
+
+    def _compiled(self, node: Node, inputs: RunValues) -> Callable[..., RunValue] | None:
+        """The function of the backend's kernel for a node with the shapes of ``inputs``."""
+        kernel = self.backend.static_kernel(node, _types(node.inputs))
+        if kernel is None:
+            return None
+        recipe = None if kernel.binder is None else kernel.binder.recipe(inputs)
+        function = kernel.function if recipe is None else recipe[0](*recipe[1])
+        return _with_weights(function, self._read(kernel))
+
+    def _trace(self, inputs: RunValues) -> None:
+        """Make a formula of kernels for the layouts of ``inputs``, if that is possible."""
+        self._traced += 1
+        trace, places, types = Trace(), [], [*self.types]
+        for i, (t, x) in enumerate(zip(self.types, inputs, strict=True)):
+            if t is not None and not t.static:
+                shape: list[Any] = [None] * x.ndim if t.shape is None else [*t.shape]
+                for axis, dim in enumerate(shape):
+                    if not isinstance(dim, int):
+                        shape[axis] = trace.number(x.shape[axis])
+                        places.append((i, axis))
+                types[i] = TensorType(t.dtype, tuple(shape))
+        try:
+            node = _typed(self.node, types, {})
+            kernel = self.backend.static_kernel(node, _types(node.inputs))
+            if kernel is None or kernel.binder is None:
+                return
+            recipe = kernel.binder.recipe(inputs)
+            if recipe is None or not recipe[2]:
+                return
+            formula = trace.formula(recipe[1])
+        except (UntraceableError, TypeError):  # a trace does not have all operations of numbers
+            return
+        own = _Formula(_layouts(inputs), places, formula, recipe[0], self._read(kernel))
+        self._formulas = [own, *self._formulas[: _MOST_FORMULAS - 1]]
+
+    def _by_formula(self, inputs: RunValues) -> Callable[..., RunValue] | None:
+        """The function that a formula makes for the dims of ``inputs``; None if none holds."""
+        layouts = _layouts(inputs)
+        for own in self._formulas:
+            if own.layouts == layouts and (function := own.function(inputs)) is not None:
+                self._made += 1
+                if own is not self._formulas[0]:
+                    self._formulas = [own, *[x for x in self._formulas if x is not own]]
+                return function
+        return None
 
     def drop(self, count: int) -> None:
         """Drop the ``count`` kernels that were made first."""
@@ -251,6 +329,10 @@ class KernelCache:
         does not pay. Raises ``ShapeError`` where the shapes do not fit the operation."""
         read = [(t, x) for t, x in zip(self.types, inputs, strict=True) if t is not None]
         size = sum([(t if x is None else x).nbytes for t, x in read])
+        if size >= self._least:
+            function = self._by_formula(inputs)
+            if function is not None:
+                return self._keep(key, function)
         # To give weights back to NumPy's kernel takes as long as to make another, and memory.
         own = self.backend.reproducible
         may_wait = self._plain is not None or all(v.is_held for v in self.weights.values())
@@ -274,20 +356,49 @@ class KernelCache:
             self._estimate = size, int(self.backend.making_s / gain)
             self._await(key, self._estimate[1])
             return self.plain
-        self._awaited.pop(key, None)
         # Where NumPy's is the faster one, it is kept for these shapes, and no estimate is made
         # again.
-        pays = own or gain > 0
-        kernel = self.backend.static_kernel(node, _types(node.inputs)) if pays else None
-        if own and kernel is None:
+        function = None
+        if own or gain > 0:
+            if self.kernels and self._may_trace():
+                self._trace(inputs)
+                function = self._by_formula(inputs)
+            function = function or self._compiled(node, inputs)
+        if own and function is None:
             from penstock.ops.exactness import check_exact
 
             check_exact([node])
-        function = self.plain if kernel is None else self._weighted(kernel, inputs)
+        if own or _FORMULA_S * self.backend.making_s < gain < math.inf:
+            self._least = min(self._least, size / 2)
+        return self._keep(key, self.plain if function is None else function)
+
+    def _may_trace(self) -> bool:
+        """Whether another trace is worth its time: those before it have served many kernels."""
+        served = self._made >= _KERNELS_OF_FORMULA * (self._traced - _LEAST_FORMULAS)
+        return served and not self.contents
+
+    def _keep(self, key: Any, function: Callable[..., RunValue]) -> Callable[..., RunValue]:
+        """Keep a function for calls with these shapes."""
+        self._awaited.pop(key, None)
         self.kernels[key] = function
         self.drop(max(len(self.kernels) - _MOST_KERNELS, 0))
         self.backend.caches.make_room(self.backend.most_bytes)
         return function
+
+
+def _with_weights(
+    function: Callable[..., RunValue], read: Mapping[int, np.ndarray | None]
+) -> Callable[..., RunValue]:
+    """A function of inputs of which those in ``read`` are given."""
+    if not read:
+        return function
+    return lambda *inputs: function(*[read.get(i, x) for i, x in enumerate(inputs)])
+
+
+def _layouts(inputs: RunValues) -> tuple[tuple[int, ...], ...]:
+    """The order of dims of each array, where it is not C's, and its rank."""
+    arrays = [x if isinstance(x, np.ndarray) else None for x in inputs]
+    return tuple([() if x is None else (x.ndim, *order_in_memory(x)) for x in arrays])
 
 
 def _is_near(size: int, other: int) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache, reduce
+from operator import attrgetter
 from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
@@ -40,6 +41,7 @@ class ShapeError(ValueError):
 
 
 _KNOWN = frozenset([int])  # the class of dims that are known
+_class_of = attrgetter("__class__")  # also of traced numbers
 
 
 class _Sizes:
@@ -62,7 +64,7 @@ class _Sizes:
             raise AttributeError(f"a TensorType has no attribute {name!r}")
         assert isinstance(self, TensorType)
         dtype, shape, put = self.dtype, self.shape, object.__setattr__
-        known = dtype is not None and shape is not None and _KNOWN.issuperset(map(type, shape))
+        known = dtype is not None and shape is not None and _KNOWN.issuperset(map(_class_of, shape))
         elements = math.prod(shape) if known else -1  # type: ignore[arg-type]
         static = elements >= 0
         put(self, "static", static)  # later reads do not call this method

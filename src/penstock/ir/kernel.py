@@ -23,6 +23,9 @@ from penstock.core.types import RunValue
 
 BoundCall = tuple[Callable[..., RunValue], tuple[RunValue, ...]]
 """a function and the arguments to call it with"""
+Recipe = tuple[Callable[..., Callable[..., RunValue]], tuple[Any, ...], bool]
+"""a function that makes a kernel's function, its arguments, and whether all that depends on dims
+is among these"""
 CompiledCall = Callable[[Callable[..., RunValue], tuple[Any, ...]], Any]
 """a function that compiled code calls in place of a ``BoundCall``"""
 
@@ -76,10 +79,10 @@ class Binder:
         """Return the kernel's ``function``, created late since most kernels are only bound."""
         raise NotImplementedError
 
-    def ordered(self, inputs: Sequence[RunValue]) -> Callable[..., RunValue] | None:
-        """Return a function for inputs whose dims are in memory in given orders. It allocates its
-        output in the order that the kernel prefers, and copies inputs in other orders. None if
-        ``function`` is as good.
+    def recipe(self, inputs: Sequence[RunValue]) -> Recipe | None:
+        """Return how to make a function for inputs whose dims are in memory in given orders. It
+        allocates its output in the order that the kernel prefers, and copies inputs in other
+        orders. None if ``function`` is as good.
 
         Args:
             inputs: Arrays of these orders.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import TypeGuard
 
 import numpy as np
 
 from penstock.core.records import dataclass
+from penstock.core.traced import cached_unless_traced
 from penstock.core.types import STRING, TensorType, Type
 from penstock.host.malloc import weight_bytes
 
@@ -68,7 +68,7 @@ class RuntimeArray:
         return tuple(sorted(range(len(self.strides)), key=lambda i: -self.strides[i])) or None
 
 
-@lru_cache(maxsize=1024)  # the tensors of a model are of few shapes
+@cached_unless_traced
 def packed_strides(
     dims: tuple[int, ...], itemsize: int, order: tuple[int, ...] = ()
 ) -> tuple[int, ...]:
@@ -88,3 +88,13 @@ def packed_strides(
 def channels_last(rank: int) -> tuple[int, ...]:
     """Return the order of dims with axis 1, the channels, innermost (NHWC); empty below 3 dims."""
     return (0, *range(2, rank), 1) if rank > 2 else ()
+
+
+def order_in_memory(x: object) -> tuple[int, ...]:
+    """Return the dims of an array in the order in which they are in memory, if they are dense in
+    another order than C's; otherwise ()."""
+    if not isinstance(x, np.ndarray) or x.flags.c_contiguous or not x.flags.aligned or not x.size:
+        return ()
+    order = tuple(sorted(range(x.ndim), key=lambda i: (-x.strides[i], x.shape[i])))
+    dense = packed_strides(x.shape, x.itemsize, order) == x.strides
+    return order if dense and x.dtype.isnative else ()

@@ -13,6 +13,7 @@ from penstock.backends.native import family, of_any_shape, rows_ns
 from penstock.backends.native.growable import GrowableBuffers
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, native_kernel, site_of
 from penstock.core.records import dataclass, replace
+from penstock.core.traced import int64s
 from penstock.core.types import RunValue, RunValues, ShapeError, TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node
@@ -69,7 +70,7 @@ def join_call(site: Site) -> NativeCall | None:
             place += dims[axis] * in_bytes[-1][axis]
             begin += dims[axis] if outer == axis else 0
         arrays = [Tensor(i) for i in range(len(parts))]
-        words = (np.array(table), site.result(), *arrays, *[None] * (_MOST_PARTS - len(parts)))
+        words = (int64s(table), site.result(), *arrays, *[None] * (_MOST_PARTS - len(parts)))
         items = shapes[-1][outer]
         item_ns = rows_ns(2 * output.nbytes, rows=2 * len(parts)) / max(items, 1)
         return NativeCall("join", words, items, item_ns, restrided=restrided)

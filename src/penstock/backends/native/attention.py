@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from struct import Struct
 
 import numpy as np
@@ -19,6 +20,7 @@ from penstock.backends.native.growable import GrowableBuffers
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
 from penstock.core.checkpoints import checkpoint
 from penstock.core.records import NamedTuple
+from penstock.core.traced import int64s
 from penstock.core.types import FLOAT32, TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.host.threads import core_budget
@@ -177,8 +179,8 @@ def _call(site: Site, sizes: _Sizes, strides: Sequence[tuple[int, ...] | None]) 
             *(Tensor(0), Tensor(1), Tensor(2), *terms, *(None,) * missing),
             site.result(),
             len(lead),
-            np.array(lead, np.int64),
-            np.array(steps, np.int64),
+            int64s(lead),
+            int64s(chain(*steps)),
             *sizes[2:],
             *(parts, math.ceil(sizes.keys / sizes.block)),
             *(site.node.attrs["scale"], site.attr("softcap", 0.0)),

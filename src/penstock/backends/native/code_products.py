@@ -18,6 +18,7 @@ from penstock.backends.native.image_convolution import axis_words, of_any_stride
 from penstock.backends.native.integer_panels import IntegerPanels, integer_panels, panel_types
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple, replace
+from penstock.core.traced import int64s
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import line_aligned, new_lines
@@ -251,7 +252,7 @@ def _axes_of_rows(rows: int) -> Axes:
 
 def _of_rows(call: NativeCall, k: int, n: int) -> NativeCall:
     """Return the call for rows of ``k`` input and ``n`` result elements."""
-    steps = [np.array([0, 1, 0, size, 0], np.int64) for size in (k, n)]
+    steps = [int64s([0, 1, 0, size, 0]) for size in (k, n)]
     return replace(call, words=(*call.words[:-2], *steps))
 
 

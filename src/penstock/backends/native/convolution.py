@@ -18,6 +18,7 @@ from penstock.backends.native.image_convolution import (
 )
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
+from penstock.core.traced import int64s, maximum, minimum
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import reordered, weights_of
@@ -50,7 +51,7 @@ class _Spread(NamedTuple):
     def words(self, block: int) -> np.ndarray:
         axis = self.axis
         own = self.phases, self.splits, self.lead, block + self.reach, block
-        return np.array([axis.size, axis.count, *own], np.int64)
+        return int64s([axis.size, axis.count, *own])
 
 
 def plane_workload(node: Node) -> Workload | None:
@@ -79,12 +80,12 @@ def plane_workload(node: Node) -> Workload | None:
         chunks = columns
         while room // (columns + column) <= row and columns > _LEAST_COLUMNS:
             columns = -(-columns // 2)
-        own = max(min(room // (columns + column) - row, rows), 1)
+        own = maximum(minimum(room // (columns + column) - row, rows), 1)
         line = own * columns
         again = 1 + row / own if own < rows else 1
         lines = tensors[0].elements / x[-1] * again * chunks / columns
         again *= 1 + column / columns
-    line = max(min(line, every, room), 1)
+    line = maximum(minimum(minimum(line, every), room), 1)
     return Workload(
         "planes" if filters > 1 else "planes, one filter",
         flops=flops(node) * -(-line // _LANES) * _LANES / line,
@@ -136,8 +137,8 @@ def plane_convolution(site: Site) -> NativeCall | None:
         "convolution",
         (
             *(Tensor(0), packed.arrays[0], None if bias is None else Tensor(2), site.result()),
-            np.array([depth.size, depth.count, *strides[0]], np.int64),
-            *(rows.words(band), columns.words(chunk), np.array(taps, np.int64)),
+            int64s([depth.size, depth.count, *strides[0]]),
+            *(rows.words(band), columns.words(chunk), int64s(taps)),
             *(int(transposed), group, channels, filters, math.prod(w.shape[2:]) // depth.kernel),
         ),
         items=items,

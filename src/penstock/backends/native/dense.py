@@ -8,7 +8,7 @@ compile time, x is written as pairs to workspace first.
 from __future__ import annotations
 
 import math
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 
@@ -192,7 +192,6 @@ def product_of_any_shape(site: Site) -> AnyShapeCall | None:
     return (site.library.functions.product, site.weights(1) is not None) if is_real else None
 
 
-@cache
 def _element_ns(rows: int) -> float:
     """Return the time of an element of the matrix, for at most ``BLOCK`` rows: reading it and
     multiplying overlap, and the slower of the two counts."""

@@ -36,6 +36,7 @@ from penstock.backends.native.kernel import (
     native_kernel,
 )
 from penstock.core.records import replace
+from penstock.core.traced import computed, deferred, int64s
 from penstock.core.types import TensorType, dtype_name
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import packed_strides
@@ -355,7 +356,8 @@ class _Program:
         unused = [0] * (_MOST_RANK - len(dims))
         placed = zip(held, modes, steps, strict=True)
         table = [
-            _OPERAND.pack(registers[v], m, _SIZES[v.kind], 0, *s, *unused) for v, m, s in placed
+            deferred(_OPERAND.pack, registers[v], m, _SIZES[v.kind], 0, *s, *unused)
+            for v, m, s in placed
         ]
         constants = _constants(order, registers)
         cost = sum([_ADDITIONS.get(value.operation, 1) for value in order if value.operation])
@@ -368,10 +370,10 @@ class _Program:
                 *pointers,
                 *[None] * (_MOST_INPUTS - len(pointers)),
                 self.site.result(),
-                _joined(table),
+                deferred(_joined, *table),
                 np.array(instructions, np.int32),
-                _joined(constants) if constants else None,
-                np.array(dims, np.int64),
+                _joined(*constants) if constants else None,
+                int64s(dims),
                 *(len(operands), len(instructions), len(constants), len(dims)),
                 *(tile, size, _SIZES[result.kind], row),
             ),
@@ -625,7 +627,7 @@ def _rounded(term: Term, value: Value | None) -> Term:
     return Term("f4", f"{narrow}_f4", (Term(narrow, f"f4_{narrow}", (term,)),))
 
 
-def _joined(entries: Sequence[bytes]) -> np.ndarray:
+def _joined(*entries: bytes) -> np.ndarray:
     """Return the concatenated entries of a table."""
     return np.frombuffer(b"".join(entries), np.uint8)
 
@@ -689,7 +691,10 @@ def _tile(
         periods.append(math.prod(dims[outer:]) if dense else 0)
     size = math.prod(dims)
     tile = most
-    common = math.lcm(*[period for period in periods if 0 < period <= most and period < size])
+    common = 1
+    for period in periods:
+        if 0 < period <= most and period < size:
+            common = computed(math.lcm, common, period)
     if 1 < common <= most:
         tile = most // common * common
     modes = []

@@ -32,6 +32,7 @@ from penstock.backends.native.kernel import (
     Word,
 )
 from penstock.core.records import NamedTuple, replace
+from penstock.core.traced import int64s, maximum, minimum
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Node, Value
@@ -165,7 +166,7 @@ class SeenAxis(NamedTuple):
         words = [self.size, self.results, self.stride, len(self.seen)]
         for phase in self.seen:
             words += (len(phase), *phase)
-        return np.array(words, np.int64)
+        return int64s(words)
 
     @property
     def adjacent(self) -> bool:
@@ -390,7 +391,7 @@ class _Packing(NamedTuple):
         steps = (size, other) if self.transposed else (other, size)
         merged = self.given // self.groups if self.groups else 1
         bias = Tensor(chain.bias, True) if isinstance(chain.bias, int) else chain.bias
-        return Tensor(chain.w, True), bias, np.array([size, *steps, merged, *taps], np.int64)
+        return Tensor(chain.w, True), bias, int64s([size, *steps, merged, *taps])
 
     def pack(self, w: np.ndarray) -> tuple[np.ndarray]:
         if self.transposed:  # [channel, filter of a group, ...]
@@ -458,7 +459,7 @@ def _convolution(
     """
     items, work, lines, any_order = parts
     channels, filters, *_, room = numbers
-    places = np.array([0, *accumulate(packing.sizes)], np.int64)  # start of each phase, and the end
+    places = int64s([0, *accumulate(packing.sizes)])  # start of each phase, and the end
     every = padded(filters) if packing.groups else channels * packing.repeats
     x, constant = site.input(chain.x), site.weights(chain.w)
     assert x is not None
@@ -529,7 +530,7 @@ def _of_all_channels(
         # Whole lines if there is room, else whole tiles.
         block = math.ceil(positions / blocks)
         unit = columns.positions if columns.positions <= most else _TILE
-        block = min(math.ceil(block / unit) * unit, most // unit * unit or most)
+        block = minimum(math.ceil(block / unit) * unit, most // unit * unit or most)
         items = math.ceil(positions / block) * panels
         work = Workload("image", flops=2 * k * min(every, PANEL) * max(joined, 1) * block)
         numbers = channels, filters, block, int(is_run), room
@@ -547,7 +548,7 @@ def _of_all_channels(
     lines = None if rounds else _even_lines(site, columns, together, room, x.dims[1], copies)
     any_order = room is not None and room[0] >= _LEAST_OF_COPIES
     if lines is not None:
-        return of_block(min(lines[0], most), 0, np.array([*lines[1:], 0], np.int64))
+        return of_block(min(lines[0], most), 0, int64s([*lines[1:], 0]))
     has_copies = copies and not rounds  # to channels last
     return of_block(*_copied_positions(columns, together, k, most, has_copies))
 
@@ -731,7 +732,7 @@ def _of_each_channel(
         whole = 2 * positions * channels * taps
         block = math.ceil(positions / blocks_of_rows(positions, chunks, most, whole))
         # Whole lines if there is room, since tiles of positions end with a line.
-        block = min(math.ceil(block / of_line), most // of_line) * of_line or block
+        block = minimum(math.ceil(block / of_line), most // of_line) * of_line or block
         items = math.ceil(positions / block) * chunks
         work = Workload("depthwise image", flops=2 * block * chunk * taps)
         numbers = channels, chunk * repeats, block, int(columns.adjacent), 0
@@ -789,7 +790,7 @@ def of_any_strides(
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         if any(strides[i] for i in dense):
             raise UnsupportedError  # they must be contiguous
-        steps: list[np.ndarray | None] = []
+        steps: list[tuple[int, ...] | None] = []
         for i in images:
             type_ = None if i is None else site.tensors[i]
             own = None if i is None or type_ is None else steps_of(type_.dims, strides[i], turned)
@@ -808,14 +809,14 @@ def of_any_strides(
         if behind is not None:
             last = steps_of(output, packed_strides(output, 1, order), turned)
             # Rows of filters, or of the positions of a filter.
-            rows = 1 if steps[-1] is not None and steps[-1].tolist() == last.tolist() else 2
+            rows = 1 if steps[-1] is not None and steps[-1] == last else 2
             if rows == 2 and strides[len(site.node.inputs)] is not None:
                 raise UnsupportedError
             row = output[1] if rows == 1 else math.prod(output[2:])
             added = behind(row, strides)
             program = added.words
             ns += added.item_ns * added.items / chosen.items
-        words = (*chosen.words[: -len(images)], *steps)
+        words = (*chosen.words[: -len(images)], *[own and int64s(own) for own in steps])
         words = (*words, rows, *program) if takes_program else words
         return replace(chosen, words=words, item_ns=ns)
 
@@ -824,7 +825,7 @@ def of_any_strides(
     return replace(plain, restrided=restrided, dims_order=order)
 
 
-def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -> np.ndarray:
+def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -> tuple[int, ...]:
     """Return the strides of an image for compiled code. Those along dims of 1, which are arbitrary,
     are set to the channels-last ones."""
     image, channel, *spatial = strides or packed_strides(dims, 1)
@@ -836,10 +837,10 @@ def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -
     image = inner if dims[0] == 1 else image
     *slices, rows, columns = [inner] * (_AXES - len(spatial)) + list(spatial)
     rows, columns = (columns, rows) if turned else (rows, columns)
-    return np.array([image, channel, rows, columns, *slices], np.int64)
+    return image, channel, rows, columns, *slices
 
 
 def axis_words(axis: Window) -> np.ndarray:
     """Return the argument array of an axis for compiled code."""
     own = axis.size, axis.count, axis.kernel, axis.stride, axis.dilation, axis.begin
-    return np.array(own, np.int64)
+    return int64s(own)

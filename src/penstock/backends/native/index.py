@@ -11,6 +11,7 @@ import numpy as np
 from penstock.backends.native import by_memory, by_result, family, rows_ns, str_
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
+from penstock.core.traced import int64s
 from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.host.threads import core_budget
 from penstock.ops.common.dtypes import UINT8
@@ -66,7 +67,7 @@ def by_elements(site: Site) -> NativeCall | None:
         name,
         (
             *(Tensor(0), Tensor(1), Tensor(2) if scatters else None, site.result()),
-            *(np.array(dims, np.int64), np.array(steps[:-1], np.int64)),
+            *(int64s(dims), int64s(steps[:-1])),
             *(len(x.dims), length, steps[-1], x.dims[axis], strides[axis]),
             *(int(indices.dtype == INT64), rows, x.nbytes),
         ),
@@ -166,7 +167,7 @@ def _by_slices(site: Site, slices: _Slices) -> NativeCall | None:
         return None
     strides, size = _strides(data.dims), math.prod(data.dims[end:])
     count = indices.elements // depth
-    places = [np.array([own[i] for i in axes], np.int64) for own in (data.dims, strides)]
+    places = [int64s([own[i] for i in axes]) for own in (data.dims, strides)]
     scatters, item_ns = updates is not None, rows_ns(2.5 * size, rows=0.4)
     if scatters:
         item_ns = rows_ns(20 * count * size + data.nbytes, rows=0.4 * count)
@@ -284,7 +285,7 @@ def update_slice(site: Site) -> NativeCall | None:
         return None
     if str_(place.dtype) not in ("int32", "int64") or part.dtype != x.dtype:
         return None
-    dims = np.array([x.dims, part.dims], np.int64)
+    dims = int64s((*x.dims, *part.dims))
     words = (dims, rank, x.dtype.itemsize, x.nbytes, int(place.dtype == INT64))
     arrays, item_ns = (Tensor(0), Tensor(1), Tensor(2), site.result()), rows_ns(2 * x.nbytes)
     return NativeCall("update_slice", (*arrays, *words), 1, item_ns, inplace=(0,))

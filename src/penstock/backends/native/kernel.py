@@ -24,8 +24,9 @@ from penstock.ir.kernel import (
     Kernel,
     LayoutHints,
     PackedConstants,
+    Recipe,
 )
-from penstock.ir.layout import RuntimeArray, packed_strides
+from penstock.ir.layout import RuntimeArray, order_in_memory, packed_strides
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, weights_of
 
 
@@ -50,6 +51,7 @@ ROUNDED = "rounded_"
 """name prefix of kernels that round operands to bfloat16"""
 _MOST_ORDERED = 15  # dims, with four bits each
 _OWN_ORDERS: Mapping[int, int] = {}
+_RESULTS = 4  # the place of the outputs to allocate among the arguments of a call
 
 Word: TypeAlias = int | float | np.ndarray | Tensor | _Workspace | None
 """An argument of a compiled kernel: a number, an array created at compile time, a tensor of the
@@ -257,19 +259,8 @@ def _dense_inputs(site: Site, call: NativeCall) -> tuple[int, ...]:
     return tuple([i for i, v in values if read.get(i) and (v is None or not v.is_constant)])
 
 
-def _run_given(binder: _CallBinder, call: Callable[..., None], *arrays: np.ndarray | None) -> None:
-    """Make a call on run-time arrays of any strides, with a workspace."""
-    count, nbytes = len(binder.site.node.inputs), binder.native.workspace
-    outputs = arrays[count : len(binder.site.tensors)]
-    # Only plans reserve workspace.
-    work = [np.empty(nbytes, np.uint8)] if nbytes and len(arrays) == count + len(outputs) else []
-    if False in [y is None or y.flags.c_contiguous for y in outputs]:
-        call = partial(_run_once, binder)
-    call(*arrays, *work)
-
-
 def _run_once(binder: _CallBinder, *arrays: np.ndarray | None) -> None:
-    """As ``_run_given``, with a call built for these arrays."""
+    """Make a call on run-time arrays of any strides, with a workspace."""
     count, end = len(binder.site.node.inputs), len(binder.site.tensors)
     nbytes = binder.native.workspace
     work = arrays[end] if len(arrays) > end else np.empty(nbytes, np.uint8) if nbytes else None
@@ -277,19 +268,32 @@ def _run_once(binder: _CallBinder, *arrays: np.ndarray | None) -> None:
     run(*runtime)
 
 
-def _run_into_new(
-    into: Callable[..., None], types: Sequence[TensorType | None], *inputs: np.ndarray | None
-) -> Any:
-    """Allocate outputs of these types."""
-    results = [None if t is None else np.empty(t.dims, t.dtype) for t in types]
-    into(*inputs, *results)
-    return results[0] if len(results) == 1 else tuple(results)
+_Result: TypeAlias = tuple[np.dtype | None, tuple[int, ...], tuple[int, ...]]
+"""dtype and dims of an output in memory, and the axes by which it is transposed"""
+
+
+def _function_of(
+    library: NativeLibrary,
+    arguments: tuple[Any, ...],
+    results: tuple[_Result | None, ...],
+    workspace: int,
+) -> Callable[..., RunValue]:
+    """Return the function of a call with these arguments, which allocates its outputs, None for
+    omitted ones."""
+    call = library.call(*arguments)
+    made: Callable[..., RunValue] = call.make
+    if arguments[_RESULTS]:
+        return made
+    # No closures, whose cells the garbage collector would traverse while plans live.
+    if len(results) == 1 and results[0] is not None:
+        return partial(_run_in_order, call.run, *results[0], workspace)
+    return partial(_run_into_new, call.run, results, workspace)
 
 
 def _run_in_order(
     run: Callable[..., None],
-    dims: tuple[int, ...],
     dtype: np.dtype | None,
+    dims: tuple[int, ...],
     axes: tuple[int, ...],
     workspace: int,
     *inputs: np.ndarray | None,
@@ -302,6 +306,18 @@ def _run_in_order(
     else:
         run(*inputs, result)
     return result
+
+
+def _run_into_new(
+    run: Callable[..., None],
+    results: tuple[_Result | None, ...],
+    workspace: int,
+    *inputs: np.ndarray | None,
+) -> Any:
+    """As ``_run_in_order``, for several outputs in C order."""
+    outputs = [None if own is None else np.empty(own[1], own[0]) for own in results]
+    run(*inputs, *outputs, *[np.empty(workspace, np.uint8)] * (workspace > 0))
+    return tuple(outputs)
 
 
 def _released(reordered: Mapping[int, Reordered]) -> dict[int, Callable[[], np.ndarray]]:
@@ -374,23 +390,27 @@ class _CallBinder(Binder):
 
     def function(self) -> Callable[..., RunValue]:
         """Return the function of the kernel."""
-        native, tensors = self.plain(), self.site.tensors
-        work = _RUNTIME if native.workspace else None
-        call = _CallBinder(self.site, native).call([_RUNTIME] * len(tensors), work, every=True)
-        outputs, into, make = tensors[len(self.site.node.inputs) :], call.run, call.make
-        if not native.workspace and None not in outputs:
-            return make
-        # No closures, whose cells the garbage collector would traverse while plans live.
-        if native.restrided is not None or native.workspace:
-            into = partial(_run_given, self, into)
-        return partial(_run_into_new, into, outputs)
+        native = self.plain()
+        return _function_of(self.site.library, *_CallBinder(self.site, native).allocating())
 
-    def ordered(self, inputs: RunValues) -> Callable[..., RunValue] | None:
+    def recipe(self, inputs: RunValues) -> Recipe:
+        binder, orders, order = self.ordered(inputs)
+        make = partial(_function_of, self.site.library)
+        return make, binder.allocating(orders, order), not self.native.can_fail
+
+    def ordered(
+        self, inputs: RunValues
+    ) -> tuple[_CallBinder, Sequence[tuple[int, ...]], tuple[int, ...]]:
+        """Return the binder for inputs whose dims are in memory in the orders of ``inputs``; these
+        orders, () for C's; and that of the output, which the kernel prefers. Inputs in other orders
+        are copied by each call."""
         native, tensors, count = self.native, self.site.tensors, len(self.site.node.inputs)
+        plain = (), ()
         if native.restrided is None or len(tensors) != count + 1 or tensors[count] is None:
-            return None
+            return _CallBinder(self.site, self.plain()), *plain
         # Inputs that are not dense in any order are copied by each call.
-        orders = [_order_of(x) for x in inputs]
+        orders = [order_in_memory(x) for x in inputs]
+        orders = [own if len(own) <= _MOST_ORDERED else () for own in orders]
         if native.dims_order:
             order = native.dims_order
             # A copy into this order and a call took 3 ms for 96 channels of 48 by 152, where the
@@ -404,22 +424,33 @@ class _CallBinder(Binder):
             None if type_ is None or not own else packed_strides(type_.dims, 1, own)
             for type_, own in zip(tensors, (*orders, order), strict=True)
         ]
-        if not any(strides):
-            return None  # all is in C order, for which ``function`` allocates faster
         try:
             # The call's words hold the strides; C copies an array whose dims have another order.
-            chosen = native.restrided(strides)
-            words = {i: _order_word(own) for i, own in enumerate((*orders, order)) if own}
+            if any(strides):  # else C allocates the output, which is faster
+                return _CallBinder(self.site, native.restrided(strides)), orders, order
         except UnsupportedError:
-            return None
-        work = _RUNTIME if chosen.workspace else None
-        binder = _CallBinder(self.site, chosen)
-        call = binder.call([_RUNTIME] * len(tensors), work, orders=words, every=True)
-        dims, dtype = self.site.output().dims, self.site.output().dtype
-        axes = order or tuple(range(len(dims)))
-        inside = tuple([dims[axis] for axis in axes])
-        back = tuple([axes.index(axis) for axis in range(len(dims))])
-        return partial(_run_in_order, call.run, inside, dtype, back, chosen.workspace)
+            pass
+        return _CallBinder(self.site, self.plain()), *plain
+
+    def allocating(
+        self, orders: Sequence[tuple[int, ...]] = (), order: tuple[int, ...] = ()
+    ) -> tuple[tuple[Any, ...], tuple[_Result | None, ...], int]:
+        """Return the arguments of ``_function_of`` for inputs and an output with these orders of
+        dims in memory."""
+        native, tensors = self.native, self.site.tensors
+        work = _RUNTIME if native.workspace else None
+        words = {i: _order_word(own) for i, own in enumerate((*orders, order)) if own}
+        arguments = self.arguments([_RUNTIME] * len(tensors), work, orders=words, every=True)
+        results: list[_Result | None] = []
+        for type_ in tensors[len(self.site.node.inputs) :]:
+            if type_ is None:
+                results.append(None)
+                continue
+            dims = type_.dims
+            axes = order or tuple(range(len(dims)))
+            back = tuple([axes.index(axis) for axis in range(len(dims))])
+            results.append((type_.dtype, tuple([dims[axis] for axis in axes]), back))
+        return arguments, tuple(results), native.workspace
 
     def bind(
         self, inputs: RunValues, outputs: RunValues, workspace: np.ndarray | None
@@ -459,8 +490,8 @@ class _CallBinder(Binder):
         if False in fixed:
             read = _read(native)
             runtime = [i for i, is_fixed in enumerate(fixed) if not is_fixed and i in read]
-        run = _CallBinder(self.site, native).call(arrays, workspace, runtime, orders).run
-        return run, tuple([arrays[i] for i in runtime])
+        own = _CallBinder(self.site, native).arguments(arrays, workspace, runtime, orders)
+        return self.site.library.call(*own).run, tuple([arrays[i] for i in runtime])
 
     def _bind_copy(
         self, inputs: RunValues, outputs: RunValues, workspace: np.ndarray | None
@@ -480,7 +511,7 @@ class _CallBinder(Binder):
 
         return run, runtime
 
-    def call(
+    def arguments(
         self,
         arrays: RunValues,
         workspace: Any,
@@ -488,10 +519,10 @@ class _CallBinder(Binder):
         orders: Mapping[int, int] = _OWN_ORDERS,
         *,
         every: bool = False,
-    ) -> Any:
-        """Return the call on ``arrays``, inputs then outputs, of which those at ``runtime``, with
-        these ``orders`` of dims in memory, are its arguments; with ``every``, all arrays and the
-        workspace are, or it allocates the outputs."""
+    ) -> tuple[Any, ...]:
+        """Return the arguments of a call on ``arrays``, inputs then outputs, of which those at
+        ``runtime``, with these ``orders`` of dims in memory, are given to each run; with ``every``,
+        all arrays and the workspace are, or it allocates the outputs, in C order."""
         native, site = self.native, self.site
         count, behind = len(site.node.inputs), len(arrays)
         words: list[Any] = list(native.words)
@@ -519,15 +550,15 @@ class _CallBinder(Binder):
             of_run.append((places.get(i, 0), size, i >= count, orders.get(i, 0)))
         outputs = site.tensors[count:]
         # C allocates plain outputs faster than calls of NumPy.
-        makes = every and not native.workspace and None not in outputs
-        return site.library.call(
+        makes = every and not native.workspace and None not in outputs and not orders
+        return (
             native.kernel,
             tuple(words),
             (native.keep, *native.reordered.values()) if native.reordered else native.keep,
             tuple(of_run),
             tuple([(t.dtype, t.dims) for t in outputs if t is not None]) if makes else (),
             native.items,
-            float(native.item_ns),
+            native.item_ns,
             *native.stages,
             _Failed(site, native, tuple(arrays), tuple(given)) if native.can_fail else None,
             checkpoint,
@@ -558,16 +589,6 @@ def _order_word(order: Sequence[int] | None) -> int:
     if len(order) > _MOST_ORDERED:
         raise UnsupportedError
     return sum([len(order) << 60, *[dim << 4 * k for k, dim in enumerate(order)]])
-
-
-def _order_of(x: RunValue) -> tuple[int, ...]:
-    """Return the dims of an array in the order in which they are in memory, if they are dense in
-    another order than C's; otherwise ()."""
-    if not isinstance(x, np.ndarray) or x.flags.c_contiguous or not x.flags.aligned or not x.size:
-        return ()
-    order = tuple(sorted(range(x.ndim), key=lambda i: (-x.strides[i], x.shape[i])))
-    dense = packed_strides(x.shape, x.itemsize, order) == x.strides
-    return order if dense and x.dtype.isnative else ()
 
 
 def _strides(x: Any, type_: TensorType | None) -> tuple[int, ...] | None:

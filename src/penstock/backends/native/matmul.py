@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from penstock.backends.native import blocks_of_rows, family, part_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
 from penstock.core.records import NamedTuple, replace
+from penstock.core.traced import int64s
 from penstock.core.types import INT64, TensorType
 from penstock.ir.graph import Node
 from penstock.ir.layout import packed_strides
@@ -205,7 +207,7 @@ def _native_call(
     macs = products * _macs(rows, inner[0], columns)
     groups = blocks_of_rows(rows, products * strips, _MOST_ROWS, 2 * macs)
     items = products * groups * strips
-    table = np.array(lead, np.int64) if lead else None
+    table = int64s(chain(*lead)) if lead else None
     return NativeCall(
         f"product_{dtype}",
         (

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from penstock.backends.native.image_convolution import steps_of
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.backends.native.reduce import reduction_over
 from penstock.core.records import NamedTuple
+from penstock.core.traced import int64s
 from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.windows import Window
 from penstock.ops.onnx.pooling import pool_windows
@@ -69,8 +71,8 @@ def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> N
     if any(strides):
         for t, own in zip((x, y), strides, strict=False):
             innermost = packed_strides(t.dims, 1, channels_last(len(t.dims)))
-            wanted = steps_of(t.dims, innermost, False).tolist()
-            if indices or steps_of(t.dims, own, False).tolist() != wanted:
+            wanted = steps_of(t.dims, innermost, False)
+            if indices or steps_of(t.dims, own, False) != wanted:
                 raise UnsupportedError
         planes, channels = x.dims[0], x.dims[1]
     sizes = [axis.size for axis in axes]
@@ -94,7 +96,7 @@ def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> N
         f"{kind}_pool{'_indices' * indices}_{_SUFFIXES_OF_MAXIMA[str_(x.dtype)]}",
         (
             *(Tensor(0), site.result(), site.result(1) if indices else None),
-            np.array(words, np.int64),
+            int64s(chain(*words)),
             np.concatenate([_counted(a, site.attr("count_include_pad", 0)) for a in axes]),
             *(planes, channels, part.lanes, part.band, part.chunk, part.group, int(part.direct)),
         ),

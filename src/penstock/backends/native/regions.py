@@ -10,6 +10,7 @@ import numpy as np
 from penstock.backends.native import by_memory, family, part_ns, rows_ns
 from penstock.backends.native.kernel import WORKSPACE, Finish, NativeCall, Site, Tensor
 from penstock.core.checkpoints import UNCHECKED_S
+from penstock.core.traced import int64s
 from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.ir.layout import packed_strides
 from penstock.ops.common.dtypes import FLOAT64, INT32
@@ -100,7 +101,7 @@ def crop_and_resize(site: Site) -> NativeCall | None:
         (
             *(Tensor(0), Tensor(1), Tensor(2), site.result()),
             *(x.dims[0], *sizes[:3], *sizes[4:]),
-            *[np.array(each, np.int64) for each in steps],
+            *map(int64s, steps),
             int(site.attr("mode" if first else "method", "bilinear") == "nearest"),
             int(first),
             float(site.attr("extrapolation_value", 0.0)),

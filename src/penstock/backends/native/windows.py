@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.backends.native import by_memory, family, part_ns, rows_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.core.traced import int64s
 from penstock.ir.layout import packed_strides
 from penstock.ops.common.windows import windows
 from penstock.ops.work_estimate import Workload
@@ -58,7 +59,7 @@ def reduce_window(site: Site) -> NativeCall | None:
     return NativeCall(
         name,
         (
-            *(Tensor(0), Tensor(1), site.result(), np.array(dims, np.int64)),
+            *(Tensor(0), Tensor(1), site.result(), int64s(dims)),
             *(np.array(steps, np.int64), taps, len(dims), len(taps), length, step),
         ),
         items=math.prod(dims),

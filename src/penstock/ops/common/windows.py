@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from penstock.core.records import NamedTuple, dataclass
+from penstock.core.traced import cached_unless_traced, maximum, minimum
 from penstock.core.types import Dim, Shape, ShapeError
 from penstock.ir.op import Attrs
 from penstock.ops.common.shape_rules import choice
@@ -41,7 +42,7 @@ class Window:
         """The ``k`` at which some window may have an element: a kernel may be mostly padding."""
         lowest = -((self.count - 1) * self.stride - self.begin) // self.dilation
         highest = (self.size - 1 + self.begin) // self.dilation
-        return range(max(lowest, 0), min(highest + 1, self.kernel))
+        return range(maximum(lowest, 0), minimum(highest + 1, self.kernel))
 
     @property
     def span(self) -> int:
@@ -57,7 +58,7 @@ class Window:
     def addressable(self) -> bool:
         """Whether sums of products of these numbers fit into 64 bits, as compiled code needs."""
         numbers = self.size, self.count, self.kernel, self.stride, self.dilation, self.begin
-        return max(map(abs, numbers)) < 2**31
+        return False not in [abs(number) < 2**31 for number in numbers]
 
     @property
     def padded(self) -> bool:
@@ -174,7 +175,7 @@ def behind(axes: Sequence[Window]) -> list[int]:
     return [(a.count - 1) * a.stride + a.span - a.begin - a.size for a in axes]
 
 
-@lru_cache(maxsize=1024)
+@cached_unless_traced
 def _window(axis: Axis, auto_pad: str, kernel: int, size: int, ceil: bool) -> Window:
     span = (kernel - 1) * axis.dilation + 1
     begin, end = axis.begin, axis.end

@@ -1,0 +1,277 @@
+"""Numbers that record what is computed from them, so that it can be computed again for others.
+
+Kernels of one node for several numbers of rows differ by a few numbers, which the same lines of
+Python compute. A trace of these lines is run again in a tenth of their time::
+
+    >>> trace = Trace()
+    >>> rows = trace.number(100)
+    >>> blocks = -(-rows // 64) if rows > 64 else 1
+    >>> formula = trace.formula(("dense", rows, blocks))
+    >>> formula([200]), formula([10])
+    (('dense', 200, 4), None)
+
+An operation on a traced number is a step of its trace, and its result is a traced number. What
+Python needs as a plain number or truth value, as in ``if rows > 64`` or ``range(rows)``, is a
+*guard*: the formula holds for other numbers only if the guard has the same value for them. As
+a ``TracedNumber`` is no ``int``, no code can read the number without a guard; as it says that its
+``__class__`` is, ``isinstance(rows, int)`` is true. It has no hash: caches must not keep it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial, wraps
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+_Step: TypeAlias = tuple[Callable[..., Any], int, int, Any]
+"""a function, the places of its arguments (the second is -1 for none), and the value that it must
+have, or ``_ANY``"""
+_ANY = object()
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Rebuild: TypeAlias = Callable[[Sequence[Any]], Any]
+
+
+class UntraceableError(Exception):
+    """Traced numbers were used in a way that no trace records."""
+
+
+class Trace:
+    """The steps from traced numbers to what is computed from them."""
+
+    __slots__ = ("_count", "_guards", "_known", "_steps")
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[Callable[..., Any] | None, Any]] = []
+        self._known: dict[Any, TracedNumber | int] = {}
+        self._guards: dict[int, Any] = {}
+        self._count = 0
+
+    def number(self, value: int) -> Any:
+        """Return an argument of the formula, in their order; all before any is used."""
+        self._count += 1
+        return self._traced(None, None, value)
+
+    def _traced(self, function: Callable[..., Any] | None, of: Any, value: Any) -> TracedNumber:
+        self._steps.append((function, of))
+        return TracedNumber(self, len(self._steps) - 1, value)
+
+    def _place(self, x: Any) -> int:
+        if type(x) is TracedNumber:
+            return x.place
+        key = type(x), repr(x)  # 0.0 and -0.0 are equal
+        place = self._known.get(key)
+        if place is None:
+            if not isinstance(x, int | float | np.number):
+                raise UntraceableError(f"an operation with {x!r}")
+            self._known[key] = place = len(self._steps)
+            self._steps.append((None, x))
+        assert isinstance(place, int)
+        return place
+
+    def computed(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Record a step, and return its value as a traced number."""
+        key = function, *map(self._place, arguments)
+        known = self._known.get(key)
+        if known is None:
+            value = function(*[x.value if type(x) is TracedNumber else x for x in arguments])
+            self._known[key] = known = self._traced(function, key[1:], value)
+        return known
+
+    def guard(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Record a step that must have the same value for other numbers, and return it."""
+        number = self.computed(function, *arguments)
+        self._guards[number.place] = number.value
+        return number.value
+
+    def formula(self, result: Any) -> Formula:
+        """Return the function from other numbers to ``result``, a nest of tuples with traced
+        numbers among its elements."""
+        rebuilt: set[int] = set()
+        _rebuilding(result, {}, rebuilt)
+        read = rebuilt | {*self._guards}
+        for place in range(len(self._steps) - 1, -1, -1):
+            function, of = self._steps[place]
+            if function is not None and place in read:
+                read.update(of)
+        constants, steps = [], []
+        places = {place: place for place in range(self._count)}
+        kept = [place for place in sorted(read) if place >= self._count]
+        for place in kept:
+            function, of = self._steps[place]
+            if function is None:
+                places[place] = self._count + len(constants)
+                constants.append(of)
+        first = self._count + len(constants)
+        for place in kept:
+            function, of = self._steps[place]
+            if function is not None:
+                places[place] = first + len(steps)
+                own = [places[x] for x in of]
+                steps.append((function, *(*own, -1)[:2], self._guards.get(place, _ANY)))
+        rebuild = _rebuilding(result, places, rebuilt)
+        return Formula(constants, steps, rebuild or (lambda values: result))
+
+
+class Formula:
+    """Computes a result for other numbers; None if a guard has another value for these."""
+
+    __slots__ = ("_constants", "_rebuild", "_steps")
+
+    def __init__(self, constants: Sequence[Any], steps: Sequence[_Step], rebuild: _Rebuild) -> None:
+        self._constants, self._steps, self._rebuild = constants, steps, rebuild
+
+    def __call__(self, numbers: Iterable[int]) -> Any:
+        values = [*numbers, *self._constants]
+        for function, a, b, expected in self._steps:
+            value = function(values[a]) if b < 0 else function(values[a], values[b])
+            if expected is not _ANY and value != expected:
+                return None
+            values.append(value)
+        return self._rebuild(values)
+
+
+class Deferred:
+    """``function(*arguments)``, to be called when all arguments are known."""
+
+    __slots__ = ("arguments", "function")
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.function, self.arguments = function, arguments
+
+
+def deferred(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return ``function(*arguments)``, where an argument is traced as a part of a formula's result
+    that is computed last."""
+    if _TRACED.isdisjoint(map(type, arguments)):
+        return function(*arguments)
+    return Deferred(function, arguments)
+
+
+def minimum(a: Any, b: Any) -> Any:
+    """Return ``min(a, b)``, without a guard of which it is."""
+    return computed(min, a, b)
+
+
+def maximum(a: Any, b: Any) -> Any:
+    """Return ``max(a, b)``, without a guard of which it is."""
+    return computed(max, a, b)
+
+
+def computed(function: Callable[..., Any], *numbers: Any) -> Any:
+    """Return ``function(*numbers)``, of at most two; a traced number where one of them is."""
+    for number in numbers:
+        if type(number) is TracedNumber:
+            return number.trace.computed(function, *numbers)
+    return function(*numbers)
+
+
+def cached_unless_traced(function: _Function) -> _Function:
+    """Return a function with a cache of the last 1,024 results, which does not keep traced ones."""
+    cached = lru_cache(maxsize=1024)(function)
+
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        try:
+            return cached(*arguments)
+        except UntraceableError:  # from the hash of a traced number
+            return function(*arguments)
+
+    return call  # type: ignore[return-value]
+
+
+def int64s(numbers: Iterable[int]) -> Any:
+    """Return an array of int64; ``Deferred`` where numbers are traced."""
+    own = tuple(numbers)
+    return np.array(own, np.int64) if _TRACED.isdisjoint(map(type, own)) else Deferred(_int64s, own)
+
+
+def _int64s(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.int64)
+
+
+def _rebuilding(x: Any, places: Mapping[int, int], read: set[int]) -> _Rebuild | None:
+    """Return the function that rebuilds ``x`` from the values of steps, None if it reads none of
+    them; and collect those that it reads."""
+    if type(x) is TracedNumber:
+        read.add(x.place)
+        return operator.itemgetter(places.get(x.place, 0))
+    if type(x) is Deferred:
+        function, arguments = x.function, _rebuilding(x.arguments, places, read)
+        assert arguments is not None
+        return lambda values: function(*arguments(values))
+    if isinstance(x, np.ndarray) and x.dtype.hasobject:
+        raise UntraceableError("an array of objects, which may be traced numbers")
+    if type(x) is not tuple:
+        return None
+    parts = [(i, _rebuilding(part, places, read)) for i, part in enumerate(x)]
+    changes = [(i, part) for i, part in parts if part is not None]
+    return partial(_changed, x, changes) if changes else None
+
+
+def _changed(
+    x: tuple[Any, ...], changes: Sequence[tuple[int, _Rebuild]], values: Sequence[Any]
+) -> tuple[Any, ...]:
+    copy = [*x]
+    for i, part in changes:
+        copy[i] = part(values)
+    return tuple(copy)
+
+
+class TracedNumber:
+    """A number of a ``trace``, with its value there."""
+
+    __slots__ = ("place", "trace", "value")
+    __array_ufunc__ = None  # numbers of NumPy leave operations to this class
+
+    def __init__(self, trace: Trace, place: int, value: Any) -> None:
+        self.trace, self.place, self.value = trace, place, value
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # type: ignore[override]
+        return type(self.value)
+
+    def __hash__(self) -> int:
+        raise UntraceableError("a traced number as a key")
+
+    def __repr__(self) -> str:
+        return repr(self.trace.guard(operator.pos, self))
+
+    def __format__(self, spec: str) -> str:
+        return format(self.trace.guard(operator.pos, self), spec)
+
+    def __divmod__(self, other: Any) -> tuple[Any, Any]:
+        return self // other, self % other  # type: ignore[operator]
+
+    def __rdivmod__(self, other: Any) -> tuple[Any, Any]:
+        return other // self, other % self
+
+
+_TRACED = frozenset([TracedNumber, Deferred])
+
+
+def _define_operations() -> None:
+    def operation(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, *others: self.trace.computed(function, self, *others)
+
+    def reflected(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, other: self.trace.computed(function, other, self)
+
+    def guard(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, *others: self.trace.guard(function, self, *others)
+
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift"):
+        setattr(TracedNumber, f"__{name}__", operation(getattr(operator, name)))
+        setattr(TracedNumber, f"__r{name}__", reflected(getattr(operator, name)))
+    for function in (operator.neg, operator.pos, abs, math.ceil, math.floor, math.trunc, round):
+        setattr(TracedNumber, f"__{function.__name__}__", operation(function))
+    for name in ("lt", "le", "gt", "ge", "eq", "ne", "index"):
+        setattr(TracedNumber, f"__{name}__", guard(getattr(operator, name)))
+    for function in (bool, int, float):
+        setattr(TracedNumber, f"__{function.__name__}__", guard(function))
+
+
+_define_operations()
