@@ -11,11 +11,11 @@ its inputs in each run, and calls the kernel for these::
 A kernel is made once NumPy's, which takes any shapes, has lost as much time on these shapes as
 making it takes: at once for large tensors, and never for shapes that do not come back.
 
-The second kernel of a node is made with traced dims (``core/traced.py``), which gives a formula for
+The third kernel of a node is made with traced dims (``core/traced.py``), which gives a formula for
 the numbers by which kernels differ. It makes further ones in a tenth of the time, as long as the
 same choices hold for their dims::
 
-    (100, 64)  ──>  compiled in full
+    (100, 64)  ──>  compiled in full, as (110, 64)
     (130, 64)  ──>  compiled with traced dims: rows > 64, blocks = ceil(rows / 64), ...
     (200, 64)  ──>  made by the formula
     (  8, 64)  ──>  compiled with traced dims: the formula holds for rows > 64
@@ -54,10 +54,8 @@ Tensors: TypeAlias = Sequence[TensorType | None]
 _MOST_KERNELS = 128
 _MOST_AWAITED = 256
 _KERNEL_BYTES = 6 << 10
-# Formulas of one node that are kept, bytes of one, the least number that are made however few
-# kernels they serve, and the kernels that each further one must have served.
+# Formulas of one node that are kept, and bytes of one.
 _MOST_FORMULAS, _FORMULA_BYTES = 8, 12 << 10
-_LEAST_FORMULAS, _KERNELS_OF_FORMULA = 3, 4
 _FORMULA_S = 0.1  # time in which a formula makes a kernel, in that of compiling one
 # Kernels after which all are counted, since that takes longer than making one, and after which the
 # pages that are free between them are given back: malloc gives back those at its end by itself.
@@ -166,8 +164,8 @@ class KernelCache:
     """
 
     __slots__ = (
-        *("__weakref__", "_awaited", "_estimate", "_formulas", "_least", "_made", "_paid"),
-        *("_plain", "_traced"),
+        *("__weakref__", "_awaited", "_compiled", "_estimate", "_formulas", "_least", "_made"),
+        *("_paid", "_plain", "_traced"),
         *("backend", "contents", "kernels", "node", "pays", "types", "weights"),
     )
 
@@ -183,10 +181,10 @@ class KernelCache:
         self._estimate = (0, 0)
         self._paid = 0  # bytes of the inputs of the last estimate by which a kernel paid at once
         # Those used last come first; bytes of inputs from which on they are used without an
-        # estimate; kernels made by formulas, and traces.
+        # estimate; kernels made by formulas, those of which a formula could be made, and traces.
         self._formulas: list[_Formula] = []
         self._least = math.inf
-        self._made = self._traced = 0
+        self._made = self._compiled = self._traced = 0
         self._plain: Callable[..., RunValue] | None = None
         self.weights = {
             i: v
@@ -210,12 +208,14 @@ class KernelCache:
         """The weights that the function of a kernel looks at, by input."""
         return {i: v.const for i, v in self.weights.items() if i not in kernel.packed.inputs}
 
-    def _compiled(self, node: Node, inputs: RunValues) -> Callable[..., RunValue] | None:
+    def _compile(self, node: Node, inputs: RunValues) -> Callable[..., RunValue] | None:
         """The function of the backend's kernel for a node with the shapes of ``inputs``."""
         kernel = self.backend.static_kernel(node, _types(node.inputs))
         if kernel is None:
             return None
         recipe = None if kernel.binder is None else kernel.binder.recipe(inputs)
+        if recipe is not None and recipe[2]:
+            self._compiled += 1
         function = kernel.function if recipe is None else recipe[0](*recipe[1])
         return _with_weights(function, self._read(kernel))
 
@@ -360,10 +360,11 @@ class KernelCache:
         # again.
         function = None
         if own or gain > 0:
-            if self.kernels and self._may_trace():
+            if self._may_trace():
                 self._trace(inputs)
                 function = self._by_formula(inputs)
-            function = function or self._compiled(node, inputs)
+            if function is None:
+                function = self._compile(node, inputs)
         if own and function is None:
             from penstock.ops.exactness import check_exact
 
@@ -373,9 +374,10 @@ class KernelCache:
         return self._keep(key, self.plain if function is None else function)
 
     def _may_trace(self) -> bool:
-        """Whether another trace is worth its time: those before it have served many kernels."""
-        served = self._made >= _KERNELS_OF_FORMULA * (self._traced - _LEAST_FORMULAS)
-        return served and not self.contents
+        """Whether another formula is worth its time, that of four kernels: after two kernels, then
+        the later the fewer kernels the formulas before have made."""
+        made = self._compiled + 2 * self._made
+        return made >= 2 * (self._traced + 1) ** 2 and not self.contents
 
     def _keep(self, key: Any, function: Callable[..., RunValue]) -> Callable[..., RunValue]:
         """Keep a function for calls with these shapes."""

@@ -21,16 +21,20 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial, wraps
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-_Step: TypeAlias = tuple[Callable[..., Any], int, int, Any]
-"""a function, the places of its arguments (the second is -1 for none), and the value that it must
-have, or ``_ANY``"""
+_Step: TypeAlias = tuple[int, Callable[..., Any], int, int, Any]
+"""the place of the result, a function, the places of its arguments (the second is -1 for none), and
+the value that it must have, or ``_ANY``"""
 _ANY = object()
+# Operations that leave any number as it is, except that they may turn it into a ``float``.
+_NEUTRAL = frozenset(
+    [(operator.mul, 1), (operator.floordiv, 1), (operator.add, 0), (operator.sub, 0)]
+)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Rebuild: TypeAlias = Callable[[Sequence[Any]], Any]
 
@@ -42,17 +46,15 @@ class UntraceableError(Exception):
 class Trace:
     """The steps from traced numbers to what is computed from them."""
 
-    __slots__ = ("_count", "_guards", "_known", "_steps")
+    __slots__ = ("_guards", "_known", "_steps")
 
     def __init__(self) -> None:
         self._steps: list[tuple[Callable[..., Any] | None, Any]] = []
         self._known: dict[Any, TracedNumber | int] = {}
         self._guards: dict[int, Any] = {}
-        self._count = 0
 
     def number(self, value: int) -> Any:
         """Return an argument of the formula, in their order; all before any is used."""
-        self._count += 1
         return self._traced(None, None, value)
 
     def _traced(self, function: Callable[..., Any] | None, of: Any, value: Any) -> TracedNumber:
@@ -74,6 +76,8 @@ class Trace:
 
     def computed(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Record a step, and return its value as a traced number."""
+        if type(arguments[-1]) is int and (function, arguments[-1]) in _NEUTRAL:
+            return arguments[0]
         key = function, *map(self._place, arguments)
         known = self._known.get(key)
         if known is None:
@@ -90,47 +94,35 @@ class Trace:
     def formula(self, result: Any) -> Formula:
         """Return the function from other numbers to ``result``, a nest of tuples with traced
         numbers among its elements."""
-        rebuilt: set[int] = set()
-        _rebuilding(result, {}, rebuilt)
-        read = rebuilt | {*self._guards}
+        read = {*self._guards}
+        rebuild = _rebuilding(result, read)
+        values, steps = [], []
         for place in range(len(self._steps) - 1, -1, -1):
             function, of = self._steps[place]
+            values.append(None if function else of)
             if function is not None and place in read:
                 read.update(of)
-        constants, steps = [], []
-        places = {place: place for place in range(self._count)}
-        kept = [place for place in sorted(read) if place >= self._count]
-        for place in kept:
-            function, of = self._steps[place]
-            if function is None:
-                places[place] = self._count + len(constants)
-                constants.append(of)
-        first = self._count + len(constants)
-        for place in kept:
-            function, of = self._steps[place]
-            if function is not None:
-                places[place] = first + len(steps)
-                own = [places[x] for x in of]
-                steps.append((function, *(*own, -1)[:2], self._guards.get(place, _ANY)))
-        rebuild = _rebuilding(result, places, rebuilt)
-        return Formula(constants, steps, rebuild or (lambda values: result))
+                steps.append((place, function, *(*of, -1)[:2], self._guards.get(place, _ANY)))
+        return Formula(values[::-1], steps[::-1], rebuild or (lambda values: result))
 
 
 class Formula:
-    """Computes a result for other numbers; None if a guard has another value for these."""
+    """Computes a result for other numbers; None if a guard has another value for these. ``values``:
+    constants at the places where ``steps`` read them."""
 
-    __slots__ = ("_constants", "_rebuild", "_steps")
+    __slots__ = ("_rebuild", "_steps", "_values")
 
-    def __init__(self, constants: Sequence[Any], steps: Sequence[_Step], rebuild: _Rebuild) -> None:
-        self._constants, self._steps, self._rebuild = constants, steps, rebuild
+    def __init__(self, values: Sequence[Any], steps: Sequence[_Step], rebuild: _Rebuild) -> None:
+        self._values, self._steps, self._rebuild = values, steps, rebuild
 
-    def __call__(self, numbers: Iterable[int]) -> Any:
-        values = [*numbers, *self._constants]
-        for function, a, b, expected in self._steps:
+    def __call__(self, numbers: Sequence[int]) -> Any:
+        values = [*self._values]
+        values[: len(numbers)] = numbers
+        for place, function, a, b, expected in self._steps:
             value = function(values[a]) if b < 0 else function(values[a], values[b])
             if expected is not _ANY and value != expected:
                 return None
-            values.append(value)
+            values[place] = value
         return self._rebuild(values)
 
 
@@ -153,12 +145,16 @@ def deferred(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def minimum(a: Any, b: Any) -> Any:
     """Return ``min(a, b)``, without a guard of which it is."""
-    return computed(min, a, b)
+    if type(a) is TracedNumber or type(b) is TracedNumber:
+        return computed(min, a, b)
+    return min(a, b)
 
 
 def maximum(a: Any, b: Any) -> Any:
     """Return ``max(a, b)``, without a guard of which it is."""
-    return computed(max, a, b)
+    if type(a) is TracedNumber or type(b) is TracedNumber:
+        return computed(max, a, b)
+    return max(a, b)
 
 
 def computed(function: Callable[..., Any], *numbers: Any) -> Any:
@@ -193,21 +189,21 @@ def _int64s(*numbers: int) -> np.ndarray:
     return np.array(numbers, np.int64)
 
 
-def _rebuilding(x: Any, places: Mapping[int, int], read: set[int]) -> _Rebuild | None:
+def _rebuilding(x: Any, read: set[int]) -> _Rebuild | None:
     """Return the function that rebuilds ``x`` from the values of steps, None if it reads none of
     them; and collect those that it reads."""
     if type(x) is TracedNumber:
         read.add(x.place)
-        return operator.itemgetter(places.get(x.place, 0))
+        return operator.itemgetter(x.place)
     if type(x) is Deferred:
-        function, arguments = x.function, _rebuilding(x.arguments, places, read)
+        function, arguments = x.function, _rebuilding(x.arguments, read)
         assert arguments is not None
         return lambda values: function(*arguments(values))
     if isinstance(x, np.ndarray) and x.dtype.hasobject:
         raise UntraceableError("an array of objects, which may be traced numbers")
     if type(x) is not tuple:
         return None
-    parts = [(i, _rebuilding(part, places, read)) for i, part in enumerate(x)]
+    parts = [(i, _rebuilding(part, read)) for i, part in enumerate(x)]
     changes = [(i, part) for i, part in parts if part is not None]
     return partial(_changed, x, changes) if changes else None
 

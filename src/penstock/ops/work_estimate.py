@@ -45,20 +45,25 @@ def flops(node: Node) -> int:
     type_: Any = None if output is None else output.type
     if type_.__class__ is not TensorType or not type_.static or type_.dtype is STRING:
         return 0
-    result, most = type_.dims, type_.elements
-    shapes: list[tuple[int, ...] | None] = []
+    result, most, work = type_.dims, type_.elements, 0
+    tensors: list[Any] = []
     for value in node.inputs:
         type_ = None if value is None else value.type
-        if type_.__class__ is TensorType and type_.static and type_.dtype is not STRING:
-            shapes.append(type_.dims)
-            if type_.elements > most:
+        is_known = type_.__class__ is TensorType and type_.static and type_.dtype is not STRING
+        tensors.append(type_ if is_known else None)
+    if op.work is not None:
+        shapes: list[tuple[int, ...] | None] = []
+        for type_ in tensors:
+            shapes.append(None if type_ is None else type_.dims)  # noqa: PERF401
+        try:
+            work = op.work(node.attrs, shapes, result)
+        except (IndexError, ValueError):  # inputs that the operation does not take: the run fails
+            return 0
+    if not work:
+        for type_ in tensors:
+            if type_ is not None and type_.elements > most:
                 most = type_.elements
-        else:
-            shapes.append(None)
-    try:
-        return op.work(node.attrs, shapes, result) or most if op.work is not None else most
-    except (IndexError, ValueError):  # inputs that the operation does not take: the run fails
-        return 0
+    return work or most
 
 
 def worth_threads(nodes: Iterable[Node]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
+from operator import lt
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from penstock.backends.native.image_convolution import (
 )
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
-from penstock.core.traced import int64s, maximum, minimum
+from penstock.core.traced import computed, int64s, maximum, minimum
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import reordered, weights_of
@@ -82,7 +83,7 @@ def plane_workload(node: Node) -> Workload | None:
             columns = -(-columns // 2)
         own = maximum(minimum(room // (columns + column) - row, rows), 1)
         line = own * columns
-        again = 1 + row / own if own < rows else 1
+        again = 1 + computed(lt, own, rows) * row / own
         lines = tensors[0].elements / x[-1] * again * chunks / columns
         again *= 1 + column / columns
     line = maximum(minimum(minimum(line, every), room), 1)

@@ -32,7 +32,7 @@ from penstock.backends.native.kernel import (
     Word,
 )
 from penstock.core.records import NamedTuple, replace
-from penstock.core.traced import int64s, maximum, minimum
+from penstock.core.traced import int64s, minimum
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Node, Value

@@ -15,7 +15,7 @@ from penstock.backends.native.image_convolution import steps_of
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.backends.native.reduce import reduction_over
 from penstock.core.records import NamedTuple
-from penstock.core.traced import int64s
+from penstock.core.traced import deferred, int64s
 from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.windows import Window
 from penstock.ops.onnx.pooling import pool_windows
@@ -89,6 +89,7 @@ def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> N
         (a.size, a.count, a.kernel, a.stride, a.dilation, a.begin, pitch)
         for a, pitch in zip(axes, pitches, strict=True)
     ]
+    padded = [(*own[:-1], axis.end) for own, axis in zip(words, axes, strict=True)]
     depth, rows, columns = [axis.count for axis in axes]
     groups = math.ceil(planes / max(part.lanes, 1))
     taps = math.prod(axis.kernel for axis in axes)
@@ -97,7 +98,7 @@ def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> N
         (
             *(Tensor(0), site.result(), site.result(1) if indices else None),
             int64s(chain(*words)),
-            np.concatenate([_counted(a, site.attr("count_include_pad", 0)) for a in axes]),
+            deferred(_counted, site.attr("count_include_pad", 0), *chain(*padded)),
             *(planes, channels, part.lanes, part.band, part.chunk, part.group, int(part.direct)),
         ),
         items=groups * depth * math.ceil(rows / part.band) * math.ceil(columns / part.chunk),
@@ -186,12 +187,18 @@ def _part(
 
 def _most(count: int, fits: Callable[[int], bool]) -> int:
     """Return the largest number up to ``count`` that fits, by bisection; 1 always fits."""
+    if count > 1 and fits(count):  # mostly
+        return count
     return bisect_right(range(2, count + 1), False, key=lambda n: not fits(n)) + 1
 
 
-def _counted(axis: Window, include_padding: int) -> np.ndarray:
-    """Return the divisor of each window's sum along an axis."""
-    low, high = (-axis.begin, axis.size + axis.end) if include_padding else (0, axis.size)
-    at = np.arange(axis.count)[:, None] * axis.stride - axis.begin
-    at = at + np.arange(axis.kernel) * axis.dilation
-    return ((at >= low) & (at < high)).sum(axis=1).astype(np.float64)
+def _counted(include_padding: int, *numbers: int) -> np.ndarray:
+    """Return the divisor of each window's sum along each axis, given the numbers of the kernel's
+    argument for it, and its padding at the end."""
+    counts = []
+    for at in range(0, len(numbers), 7):
+        size, count, kernel, stride, dilation, begin, end = numbers[at : at + 7]
+        low, high = (-begin, size + end) if include_padding else (0, size)
+        read = np.arange(count)[:, None] * stride - begin + np.arange(kernel) * dilation
+        counts.append(((read >= low) & (read < high)).sum(axis=1))
+    return np.concatenate(counts).astype(np.float64)

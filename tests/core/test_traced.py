@@ -1,0 +1,147 @@
+"""Formulas give what the same code gives for other numbers, or nothing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.traced import (
+    Trace,
+    UntraceableError,
+    cached_unless_traced,
+    computed,
+    deferred,
+    int64s,
+    maximum,
+    minimum,
+)
+
+
+def chosen(rows, width):
+    """Numbers of a kernel, with all that families do to dims."""
+    blocks = max(-(-rows // 64), 1) if rows > 64 else 1
+    most = minimum(maximum(rows // 3, 2), width)
+    units = (math.ceil(rows / blocks), math.floor(width / 3), round(rows / 7), abs(rows - width))
+    strides = [1]
+    for dim in (width, rows):
+        strides.append(strides[-1] * dim)
+    whole = [*divmod(rows * width, 5), *divmod(1000, rows)]
+    table = int64s([rows, *strides])
+    packed = deferred(bytes, deferred(tuple, int64s([rows % 256, 3])))
+    flat = tuple(range(min(width, 3))), f"{width > 7}", rows == width, not rows % 2
+    lcm = computed(math.lcm, 4, rows)
+    return (
+        "kernel",
+        units,
+        tuple(strides),
+        tuple(whole),
+        table,
+        packed,
+        flat,
+        lcm,
+        most,
+        math.prod((rows, width, 2)),
+        sum([rows, width]),
+        2**2 * rows**2,
+        -width,
+        7 - rows,
+        3 / width,
+    )
+
+
+def same(a, b):
+    if isinstance(a, tuple):
+        return type(b) is tuple and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and np.array_equal(a, b)
+
+
+numbers = st.integers(1, 300)
+
+
+@given(numbers, numbers, numbers, numbers)
+def test_formula_of_other_numbers_gives_what_the_code_gives_or_none(rows, width, other, another):
+    trace = Trace()
+    formula = trace.formula(chosen(trace.number(rows), trace.number(width)))
+    assert same(formula([rows, width]), chosen(rows, width))
+    result = formula([other, another])
+    assert result is None or same(result, chosen(other, another))
+    if (rows > 64) is (other > 64) and min(width, another) > 8 and rows % 2 == other % 2:
+        assert (result is None) is ((rows == width) is not (other == another))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda n: [*range(n)],
+        lambda n: np.zeros(n),
+        lambda n: np.arange(n, dtype=np.int64),
+        lambda n: np.array([n, 2], np.int64),
+        lambda n: [1, 2, 3, 4, 5, 6][n],
+        lambda n: (1, 2, 3, 4, 5, 6)[:n],
+        lambda n: bytes(n),
+        lambda n: float(n),
+        lambda n: math.sqrt(n),
+        lambda n: math.gcd(n, 6),
+        lambda n: f"{n}",
+        lambda n: str(n),
+        lambda n: (5).to_bytes(n, "little"),
+    ],
+)
+def test_plain_numbers_are_guards(read):
+    trace = Trace()
+    n = trace.number(4)
+    read(n)
+    formula = trace.formula((n,))
+    assert formula([4]) == (4,)
+    assert formula([5]) is None
+
+
+def test_number_is_an_int_without_a_hash():
+    n = Trace().number(3)
+    assert isinstance(n, int)
+    with pytest.raises(UntraceableError):
+        hash(n)
+    with pytest.raises(UntraceableError):
+        {(1, n)}
+
+
+def test_array_of_objects_is_no_result():
+    trace = Trace()
+    n = trace.number(3)
+    with pytest.raises(UntraceableError):
+        trace.formula((np.array([n, 2]),))
+
+
+def test_numbers_of_numpy_leave_operations_to_traced_ones():
+    trace = Trace()
+    n = trace.number(3)
+    formula = trace.formula((np.int64(2) * n, n + np.float64(0.5)))
+    assert formula([4]) == (8, 4.5)
+
+
+def test_operation_with_an_array_cannot_be_traced():
+    n = Trace().number(3)
+    with pytest.raises(UntraceableError):
+        np.arange(3) * n
+
+
+def test_cache_keeps_no_traced_numbers():
+    calls = []
+
+    @cached_unless_traced
+    def doubled(n):
+        calls.append(n)
+        return 2 * n
+
+    trace = Trace()
+    n = trace.number(3)
+    assert (doubled(3), doubled(3)) == (6, 6)
+    formula = trace.formula((doubled(n),))
+    assert formula([5]) == (10,)
+    assert doubled(3) == 6
+    assert len(calls) == 2
+    assert type(calls[0]) is int
