@@ -106,7 +106,7 @@ def test_number_is_an_int_without_a_hash():
     with pytest.raises(UntraceableError):
         hash(n)
     with pytest.raises(UntraceableError):
-        {(1, n)}
+        hash((1, n))
 
 
 def test_array_of_objects_is_no_result():

@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 from weakref import WeakValueDictionary
@@ -36,7 +37,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from penstock.backends.base import Backend, HostBackend
-from penstock.backends.numpy import NumpyBackend
+from penstock.backends.numpy import NumpyBackend, run_node
 from penstock.core.records import NamedTuple
 from penstock.core.traced import Formula, Trace, UntraceableError
 from penstock.core.types import ANY, RunValue, RunValues, ShapeError, TensorType, Type
@@ -56,7 +57,8 @@ _MOST_AWAITED = 256
 _KERNEL_BYTES = 6 << 10
 # Formulas of one node that are kept, and bytes of one.
 _MOST_FORMULAS, _FORMULA_BYTES = 8, 12 << 10
-_FORMULA_S = 0.1  # time in which a formula makes a kernel, in that of compiling one
+# Seconds in which a formula makes a kernel, and in which it is made, in those of compiling one.
+_FORMULA_S, _TRACE_S = 0.1, 4
 # Kernels after which all are counted, since that takes longer than making one, and after which the
 # pages that are free between them are given back: malloc gives back those at its end by itself.
 _LOOK_EVERY, _GIVE_BACK_EVERY = 40, 170
@@ -164,8 +166,8 @@ class KernelCache:
     """
 
     __slots__ = (
-        *("__weakref__", "_awaited", "_compiled", "_estimate", "_formulas", "_least", "_made"),
-        *("_paid", "_plain", "_traced"),
+        *("__weakref__", "_awaited", "_compiled", "_estimate", "_fallback", "_formulas", "_least"),
+        *("_lost", "_made", "_paid", "_plain", "_price", "_traced"),
         *("backend", "contents", "kernels", "node", "pays", "types", "weights"),
     )
 
@@ -183,9 +185,12 @@ class KernelCache:
         # Those used last come first; bytes of inputs from which on they are used without an
         # estimate; kernels made by formulas, those of which a formula could be made, and traces.
         self._formulas: list[_Formula] = []
+        # Seconds in which a kernel is made, and that NumPy's has lost, in those of compiling one.
+        self._price, self._lost = backend.making_s, 0.0
         self._least = math.inf
         self._made = self._compiled = self._traced = 0
         self._plain: Callable[..., RunValue] | None = None
+        self._fallback = partial(run_node, node, types)  # no method, which would make a cycle
         self.weights = {
             i: v
             for i, (v, t) in enumerate(zip(node.inputs, types, strict=True))
@@ -213,16 +218,19 @@ class KernelCache:
         kernel = self.backend.static_kernel(node, _types(node.inputs))
         if kernel is None:
             return None
-        recipe = None if kernel.binder is None else kernel.binder.recipe(inputs)
-        if recipe is not None and recipe[2]:
-            self._compiled += 1
-        function = kernel.function if recipe is None else recipe[0](*recipe[1])
+        binder = kernel.binder
+        parts = None if binder is None else binder.function_parts(inputs, self._fallback)
+        if parts is None:
+            self._raise_price()
+        self._compiled += parts is not None
+        function = kernel.function if parts is None else parts[0](*parts[1])
         return _with_weights(function, self._read(kernel))
 
     def _trace(self, inputs: RunValues) -> None:
         """Make a formula of kernels for the layouts of ``inputs``, if that is possible."""
         self._traced += 1
         trace, places, types = Trace(), [], [*self.types]
+        kernel = parts = None
         for i, (t, x) in enumerate(zip(self.types, inputs, strict=True)):
             if t is not None and not t.static:
                 shape: list[Any] = [None] * x.ndim if t.shape is None else [*t.shape]
@@ -234,16 +242,17 @@ class KernelCache:
         try:
             node = _typed(self.node, types, {})
             kernel = self.backend.static_kernel(node, _types(node.inputs))
-            if kernel is None or kernel.binder is None:
-                return
-            recipe = kernel.binder.recipe(inputs)
-            if recipe is None or not recipe[2]:
-                return
-            formula = trace.formula(recipe[1])
+            binder = None if kernel is None else kernel.binder
+            parts = None if binder is None else binder.function_parts(inputs, self._fallback)
+            formula = None if parts is None else trace.formula(parts[1])
         except (UntraceableError, TypeError):  # a trace does not have all operations of numbers
+            formula = None
+        if kernel is None or parts is None or formula is None:
+            self._raise_price()
             return
-        own = _Formula(_layouts(inputs), places, formula, recipe[0], self._read(kernel))
+        own = _Formula(_layouts(inputs), places, formula, parts[0], self._read(kernel))
         self._formulas = [own, *self._formulas[: _MOST_FORMULAS - 1]]
+        self._lower_price()
 
     def _by_formula(self, inputs: RunValues) -> Callable[..., RunValue] | None:
         """The function that a formula makes for the dims of ``inputs``; None if none holds."""
@@ -309,6 +318,10 @@ class KernelCache:
         estimated, most = self._estimate
         if calls is None and most > 1 and _is_near(size, estimated):
             calls = most + 1
+            # All shapes together may be worth a formula, even if none comes back.
+            self._lost += 1 / most
+            if self._lost >= _TRACE_S:
+                self._lower_price()
         if calls is None or calls <= 1:
             return False
         self._await(key, calls - 1)
@@ -321,8 +334,19 @@ class KernelCache:
         if _is_near(size, self._paid):
             return math.inf
         gain = _gain(self.backend, node)
-        self._paid = size if gain > self.backend.making_s else 0
+        self._paid = size if gain > self._price else 0
         return gain
+
+    def _lower_price(self) -> None:
+        """From now on kernels are made by formulas, which must gain less to pay."""
+        if self._price == self.backend.making_s:
+            self._price *= _FORMULA_S
+            self._estimate = 0, 0
+
+    def _raise_price(self) -> None:
+        """Kernels are not made by formulas, as the last trace failed."""
+        if not self._formulas:
+            self._price, self._lost, self._paid = self.backend.making_s, -math.inf, 0
 
     def _make(self, key: Any, inputs: RunValues) -> Callable[..., RunValue]:
         """The function for inputs of shapes that have none yet: NumPy's as long as making another
@@ -352,8 +376,8 @@ class KernelCache:
             self.kernels[key] = results
             return results
         gain = self._gain(node, size)
-        if may_wait and calls is None and 0 < gain < self.backend.making_s:
-            self._estimate = size, int(self.backend.making_s / gain)
+        if may_wait and calls is None and 0 < gain < self._price:
+            self._estimate = size, int(self._price / gain)
             self._await(key, self._estimate[1])
             return self.plain
         # Where NumPy's is the faster one, it is kept for these shapes, and no estimate is made

@@ -7,7 +7,7 @@ from functools import cache, partial
 from typing import Any, Protocol
 
 from penstock.backends.base import HostBackend
-from penstock.core.types import Type
+from penstock.core.types import RunValue, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ops.internal.fused import FUSED, parts
@@ -131,3 +131,10 @@ def _blas() -> tuple[Any, ...]:
     from threadpoolctl import ThreadpoolController
 
     return tuple(ThreadpoolController().select(user_api="blas").lib_controllers)
+
+
+def run_node(node: Node, types: Sequence[Type | None], *inputs: RunValue) -> RunValue:
+    """Compute a node of these types by NumPy's kernel, with constants for inputs that have one."""
+    given = zip(node.inputs, inputs, strict=True)
+    read = [v.const if v is not None and v.is_constant else x for v, x in given]
+    return node.op.compile(node, types).function(*read)

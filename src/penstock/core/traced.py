@@ -93,7 +93,8 @@ class Trace:
 
     def formula(self, result: Any) -> Formula:
         """Return the function from other numbers to ``result``, a nest of tuples with traced
-        numbers among its elements."""
+        numbers among its elements. It ends the trace."""
+        self._known.clear()  # which would hold numbers that hold the trace
         read = {*self._guards}
         rebuild = _rebuilding(result, read)
         values, steps = [], []

@@ -23,9 +23,8 @@ from penstock.core.types import RunValue
 
 BoundCall = tuple[Callable[..., RunValue], tuple[RunValue, ...]]
 """a function and the arguments to call it with"""
-Recipe = tuple[Callable[..., Callable[..., RunValue]], tuple[Any, ...], bool]
-"""a function that makes a kernel's function, its arguments, and whether all that depends on dims
-is among these"""
+FunctionParts = tuple[Callable[..., Callable[..., RunValue]], tuple[Any, ...]]
+"""a function that makes a kernel's function for any dims, and arguments, which depend on these"""
 CompiledCall = Callable[[Callable[..., RunValue], tuple[Any, ...]], Any]
 """a function that compiled code calls in place of a ``BoundCall``"""
 
@@ -79,13 +78,16 @@ class Binder:
         """Return the kernel's ``function``, created late since most kernels are only bound."""
         raise NotImplementedError
 
-    def recipe(self, inputs: Sequence[RunValue]) -> Recipe | None:
-        """Return how to make a function for inputs whose dims are in memory in given orders. It
+    def function_parts(
+        self, inputs: Sequence[RunValue], fallback: Callable[..., RunValue]
+    ) -> FunctionParts | None:
+        """Return the parts of a function for inputs whose dims are in memory in given orders. It
         allocates its output in the order that the kernel prefers, and copies inputs in other
         orders. None if ``function`` is as good.
 
         Args:
             inputs: Arrays of these orders.
+            fallback: Takes the inputs of any dims, and raises an error for invalid ones.
         """
         return None
 

@@ -40,8 +40,8 @@ def arguments(backend, node, types, inputs):
     kernel = backend.static_kernel(typed, _types(typed.inputs))
     if kernel is None or kernel.binder is None:
         return None
-    recipe = kernel.binder.recipe(inputs)
-    return recipe[1] if recipe is not None and recipe[2] else None
+    parts = kernel.binder.function_parts(inputs, None)
+    return None if parts is None else parts[1]
 
 
 def same(a, b):

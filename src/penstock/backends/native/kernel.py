@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from penstock.backends.numpy import run_node
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InternalError
 from penstock.core.records import dataclass, field, replace
@@ -21,10 +22,10 @@ from penstock.ir.kernel import (
     Binder,
     BoundCall,
     CompiledCall,
+    FunctionParts,
     Kernel,
     LayoutHints,
     PackedConstants,
-    Recipe,
 )
 from penstock.ir.layout import RuntimeArray, order_in_memory, packed_strides
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, weights_of
@@ -393,10 +394,9 @@ class _CallBinder(Binder):
         native = self.plain()
         return _function_of(self.site.library, *_CallBinder(self.site, native).allocating())
 
-    def recipe(self, inputs: RunValues) -> Recipe:
+    def function_parts(self, inputs: RunValues, fallback: Callable[..., RunValue]) -> FunctionParts:
         binder, orders, order = self.ordered(inputs)
-        make = partial(_function_of, self.site.library)
-        return make, binder.allocating(orders, order), not self.native.can_fail
+        return partial(_function_of, self.site.library), binder.allocating(orders, order, fallback)
 
     def ordered(
         self, inputs: RunValues
@@ -434,14 +434,18 @@ class _CallBinder(Binder):
         return _CallBinder(self.site, self.plain()), *plain
 
     def allocating(
-        self, orders: Sequence[tuple[int, ...]] = (), order: tuple[int, ...] = ()
+        self,
+        orders: Sequence[tuple[int, ...]] = (),
+        order: tuple[int, ...] = (),
+        fallback: Callable[..., RunValue] | None = None,
     ) -> tuple[tuple[Any, ...], tuple[_Result | None, ...], int]:
         """Return the arguments of ``_function_of`` for inputs and an output with these orders of
-        dims in memory."""
+        dims in memory; ``fallback``, by default NumPy's kernel, raises errors."""
         native, tensors = self.native, self.site.tensors
         work = _RUNTIME if native.workspace else None
         words = {i: _order_word(own) for i, own in enumerate((*orders, order)) if own}
-        arguments = self.arguments([_RUNTIME] * len(tensors), work, orders=words, every=True)
+        runtime = [_RUNTIME] * len(tensors)
+        arguments = self.arguments(runtime, work, orders=words, every=True, fallback=fallback)
         results: list[_Result | None] = []
         for type_ in tensors[len(self.site.node.inputs) :]:
             if type_ is None:
@@ -520,10 +524,12 @@ class _CallBinder(Binder):
         orders: Mapping[int, int] = _OWN_ORDERS,
         *,
         every: bool = False,
+        fallback: Callable[..., RunValue] | None = None,
     ) -> tuple[Any, ...]:
         """Return the arguments of a call on ``arrays``, inputs then outputs, of which those at
         ``runtime``, with these ``orders`` of dims in memory, are given to each run; with ``every``,
-        all arrays and the workspace are, or it allocates the outputs, in C order."""
+        all arrays and the workspace are, or it allocates the outputs, in C order.
+        ``fallback``, by default NumPy's kernel, raises errors."""
         native, site = self.native, self.site
         count, behind = len(site.node.inputs), len(arrays)
         words: list[Any] = list(native.words)
@@ -550,6 +556,10 @@ class _CallBinder(Binder):
             size = native.workspace if type_ is None else type_.nbytes
             of_run.append((places.get(i, 0), size, i >= count, orders.get(i, 0)))
         outputs = site.tensors[count:]
+        failed = None
+        if native.can_fail:
+            fallback = fallback or partial(run_node, site.node, site.tensors[:count])
+            failed = _Failed(native.kernel, fallback, count, tuple(arrays), tuple(given))
         # C allocates plain outputs faster than calls of NumPy.
         makes = every and not native.workspace and None not in outputs and not orders
         return (
@@ -561,7 +571,7 @@ class _CallBinder(Binder):
             native.items,
             native.item_ns,
             *native.stages,
-            _Failed(site, native, tuple(arrays), tuple(given)) if native.can_fail else None,
+            failed,
             checkpoint,
         )
 
@@ -613,25 +623,21 @@ def _strides(x: Any, type_: TensorType | None) -> tuple[int, ...] | None:
 class _Failed:
     """Raises the NumPy kernel's error for a call with invalid inputs."""
 
-    site: Site
-    native: NativeCall
+    kernel: str
+    fallback: Callable[..., RunValue]
+    count: int
+    """of inputs"""
     arrays: tuple[Any, ...]
     places: tuple[int, ...]
+    """of the arrays that are given to each run"""
 
     def __call__(self, status: int, runtime: tuple[np.ndarray, ...]) -> None:
         arrays = [*self.arrays, None]  # the last word is the workspace
         for i, array in zip(self.places, runtime, strict=True):
             arrays[i] = array
-        node, count = self.site.node, len(self.site.node.inputs)
-        inputs = arrays[:count]
-        # The call has no array for these; the value restores the constant.
-        for i in self.native.reordered:
-            value = node.inputs[i]
-            assert value is not None
-            inputs[i] = value.const
         # C only reports a status. The NumPy kernel finds the fault again, and raises an error with
         # a message.
-        node.op.compile(node, self.site.tensors[:count]).function(*inputs)
+        self.fallback(*arrays[: self.count])
         raise InternalError(
-            f"{self.native.kernel} reports status {status} for inputs that NumPy's kernel takes"
+            f"{self.kernel} reports status {status} for inputs that NumPy's kernel takes"
         )
