@@ -407,7 +407,8 @@ class KernelCache:
         """Keep a function for calls with these shapes."""
         self._awaited.pop(key, None)
         self.kernels[key] = function
-        self.drop(max(len(self.kernels) - _MOST_KERNELS, 0))
+        if len(self.kernels) > _MOST_KERNELS:
+            self.drop(len(self.kernels) - _MOST_KERNELS)
         self.backend.caches.make_room(self.backend.most_bytes)
         return function
 

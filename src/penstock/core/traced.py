@@ -23,6 +23,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial, wraps
+from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -36,7 +37,8 @@ _NEUTRAL = frozenset(
     [(operator.mul, 1), (operator.floordiv, 1), (operator.add, 0), (operator.sub, 0)]
 )
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_Rebuild: TypeAlias = Callable[[Sequence[Any]], Any]
+_Gather: TypeAlias = tuple[Callable[[Sequence[Any]], tuple[Any, ...]], Callable[..., Any] | None]
+"""a function from all values to the elements of a tuple, and a function of these, or None"""
 
 
 class UntraceableError(Exception):
@@ -95,26 +97,68 @@ class Trace:
         """Return the function from other numbers to ``result``, a nest of tuples with traced
         numbers among its elements. It ends the trace."""
         self._known.clear()  # which would hold numbers that hold the trace
-        read = {*self._guards}
-        rebuild = _rebuilding(result, read)
+        nest = _Nest(len(self._steps))
+        nest.place(result)
+        read = {*self._guards, *nest.read}
         values, steps = [], []
-        for place in range(len(self._steps) - 1, -1, -1):
-            function, of = self._steps[place]
+        for i in range(len(self._steps) - 1, -1, -1):
+            function, of = self._steps[i]
             values.append(None if function else of)
-            if function is not None and place in read:
+            if function is not None and i in read:
                 read.update(of)
-                steps.append((place, function, *(*of, -1)[:2], self._guards.get(place, _ANY)))
-        return Formula(values[::-1], steps[::-1], rebuild or (lambda values: result))
+                steps.append((i, function, *(*of, -1)[:2], self._guards.get(i, _ANY)))
+        return Formula([*values[::-1], *nest.constants], steps[::-1], nest.tuples())
+
+
+class _Nest:
+    """The tuples of a nest, the innermost first. Places are those of ``count`` steps, then those of
+    ``constants``, then those of tuples, negative as long as constants are added."""
+
+    def __init__(self, count: int) -> None:
+        self.read: set[int] = set()
+        self.constants: list[Any] = []
+        self._count = count
+        self._tuples: list[tuple[Callable[..., Any] | None, list[int]]] = []
+
+    def place(self, x: Any) -> int:
+        """Return the place of an element."""
+        if type(x) is TracedNumber:
+            self.read.add(x.place)
+            return x.place
+        function, elements = (x.function, x.arguments) if type(x) is Deferred else (None, x)
+        if isinstance(x, np.ndarray) and x.dtype.hasobject:
+            raise UntraceableError("an array of objects, which may be traced numbers")
+        if type(elements) is tuple:
+            before = len(self.constants)
+            places = [self.place(element) for element in elements]
+            if function is not None or min(places, default=self._count) < self._count:
+                self._tuples.append((function, places))
+                return -len(self._tuples)
+            del self.constants[before:]  # the tuple is one itself
+        self.constants.append(x)
+        return self._count + len(self.constants) - 1
+
+    def tuples(self) -> list[_Gather]:
+        """Return how to make each tuple."""
+        first = self._count + len(self.constants) - 1
+        every = [(f, [first - p if p < 0 else p for p in places]) for f, places in self._tuples]
+        return [(itemgetter(*p) if len(p) > 1 else partial(_one, p[0]), f) for f, p in every]
+
+
+def _one(place: int, values: Sequence[Any]) -> tuple[Any]:
+    return (values[place],)
 
 
 class Formula:
     """Computes a result for other numbers; None if a guard has another value for these. ``values``:
-    constants at the places where ``steps`` read them."""
+    constants at the places where ``steps`` and ``tuples`` read them. The last is the result."""
 
-    __slots__ = ("_rebuild", "_steps", "_values")
+    __slots__ = ("_steps", "_tuples", "_values")
 
-    def __init__(self, values: Sequence[Any], steps: Sequence[_Step], rebuild: _Rebuild) -> None:
-        self._values, self._steps, self._rebuild = values, steps, rebuild
+    def __init__(
+        self, values: Sequence[Any], steps: Sequence[_Step], tuples: Sequence[_Gather]
+    ) -> None:
+        self._values, self._steps, self._tuples = values, steps, tuples
 
     def __call__(self, numbers: Sequence[int]) -> Any:
         values = [*self._values]
@@ -124,7 +168,10 @@ class Formula:
             if expected is not _ANY and value != expected:
                 return None
             values[place] = value
-        return self._rebuild(values)
+        for gather, make in self._tuples:
+            elements = gather(values)
+            values.append(elements if make is None else make(*elements))
+        return values[-1]
 
 
 class Deferred:
@@ -190,34 +237,6 @@ def _int64s(*numbers: int) -> np.ndarray:
     return np.array(numbers, np.int64)
 
 
-def _rebuilding(x: Any, read: set[int]) -> _Rebuild | None:
-    """Return the function that rebuilds ``x`` from the values of steps, None if it reads none of
-    them; and collect those that it reads."""
-    if type(x) is TracedNumber:
-        read.add(x.place)
-        return operator.itemgetter(x.place)
-    if type(x) is Deferred:
-        function, arguments = x.function, _rebuilding(x.arguments, read)
-        assert arguments is not None
-        return lambda values: function(*arguments(values))
-    if isinstance(x, np.ndarray) and x.dtype.hasobject:
-        raise UntraceableError("an array of objects, which may be traced numbers")
-    if type(x) is not tuple:
-        return None
-    parts = [(i, _rebuilding(part, read)) for i, part in enumerate(x)]
-    changes = [(i, part) for i, part in parts if part is not None]
-    return partial(_changed, x, changes) if changes else None
-
-
-def _changed(
-    x: tuple[Any, ...], changes: Sequence[tuple[int, _Rebuild]], values: Sequence[Any]
-) -> tuple[Any, ...]:
-    copy = [*x]
-    for i, part in changes:
-        copy[i] = part(values)
-    return tuple(copy)
-
-
 class TracedNumber:
     """A number of a ``trace``, with its value there."""
 
@@ -228,7 +247,7 @@ class TracedNumber:
         self.trace, self.place, self.value = trace, place, value
 
     @property  # type: ignore[misc]
-    def __class__(self) -> type:  # type: ignore[override]
+    def __class__(self) -> type:
         return type(self.value)
 
     def __hash__(self) -> int:
@@ -241,7 +260,7 @@ class TracedNumber:
         return format(self.trace.guard(operator.pos, self), spec)
 
     def __divmod__(self, other: Any) -> tuple[Any, Any]:
-        return self // other, self % other  # type: ignore[operator]
+        return self // other, self % other
 
     def __rdivmod__(self, other: Any) -> tuple[Any, Any]:
         return other // self, other % self
@@ -267,8 +286,8 @@ def _define_operations() -> None:
         setattr(TracedNumber, f"__{function.__name__}__", operation(function))
     for name in ("lt", "le", "gt", "ge", "eq", "ne", "index"):
         setattr(TracedNumber, f"__{name}__", guard(getattr(operator, name)))
-    for function in (bool, int, float):
-        setattr(TracedNumber, f"__{function.__name__}__", guard(function))
+    for kind in (bool, int, float):
+        setattr(TracedNumber, f"__{kind.__name__}__", guard(kind))
 
 
 _define_operations()

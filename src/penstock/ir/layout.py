@@ -95,6 +95,9 @@ def order_in_memory(x: object) -> tuple[int, ...]:
     another order than C's; otherwise ()."""
     if not isinstance(x, np.ndarray) or x.flags.c_contiguous or not x.flags.aligned or not x.size:
         return ()
+    last = channels_last(x.ndim)
+    if last and x.transpose(last).flags.c_contiguous and x.dtype.isnative:  # most images
+        return last
     order = tuple(sorted(range(x.ndim), key=lambda i: (-x.strides[i], x.shape[i])))
     dense = packed_strides(x.shape, x.itemsize, order) == x.strides
     return order if dense and x.dtype.isnative else ()

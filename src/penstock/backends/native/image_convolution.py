@@ -816,7 +816,10 @@ def of_any_strides(
             added = behind(row, strides)
             program = added.words
             ns += added.item_ns * added.items / chosen.items
-        words = (*chosen.words[: -len(images)], *[own and int64s(own) for own in steps])
+        words = (
+            *chosen.words[: -len(images)],
+            *[None if own is None else int64s(own) for own in steps],
+        )
         words = (*words, rows, *program) if takes_program else words
         return replace(chosen, words=words, item_ns=ns)
 
@@ -828,7 +831,7 @@ def of_any_strides(
 def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -> tuple[int, ...]:
     """Return the strides of an image for compiled code. Those along dims of 1, which are arbitrary,
     are set to the channels-last ones."""
-    image, channel, *spatial = strides or packed_strides(dims, 1)
+    image, channel, *spatial = strides or packed_strides(tuple(dims), 1)
     channel = 1 if dims[1] == 1 else channel
     inner = channel * dims[1]
     for i in range(len(spatial) - 1, -1, -1):

@@ -33,7 +33,8 @@ class Window:
     end: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.positions) > MAX_POSITIONS and self.count > 1:
+        most = MAX_POSITIONS
+        if self.kernel > most and self.count > 1 and len(self.positions) > most:
             found = len(self.positions)
             raise ShapeError(f"several windows of {found} elements: {MAX_POSITIONS} is the most")
 
