@@ -10,28 +10,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.traced import (
-    Trace,
+    EXTREMES,
+    TRACED,
+    NumberTrace,
     UntraceableError,
     cached_unless_traced,
     computed,
     deferred,
     int64s,
-    maximum,
-    minimum,
 )
 
 
 def chosen(rows, width):
     """Numbers of a kernel, with all that families do to dims."""
     blocks = max(-(-rows // 64), 1) if rows > 64 else 1
-    most = minimum(maximum(rows // 3, 2), width)
+    smaller, larger = EXTREMES[type(rows) in TRACED]
+    most = smaller(larger(rows // 3, 2), width)
     units = (math.ceil(rows / blocks), math.floor(width / 3), round(rows / 7), abs(rows - width))
     strides = [1]
     for dim in (width, rows):
         strides.append(strides[-1] * dim)
     whole = [*divmod(rows * width, 5), *divmod(1000, rows)]
-    table = int64s([rows, *strides])
-    packed = deferred(bytes, deferred(tuple, int64s([rows % 256, 3])))
+    table, narrow = int64s([rows, *strides], [rows % 256, 3])
+    packed = deferred(bytes, deferred(tuple, narrow))
     flat = tuple(range(min(width, 3))), f"{width > 7}", rows == width, not rows % 2
     lcm = computed(math.lcm, 4, rows)
     return (
@@ -64,7 +65,7 @@ numbers = st.integers(1, 300)
 
 @given(numbers, numbers, numbers, numbers)
 def test_formula_of_other_numbers_gives_what_the_code_gives_or_none(rows, width, other, another):
-    trace = Trace()
+    trace = NumberTrace()
     formula = trace.formula(chosen(trace.number(rows), trace.number(width)))
     assert same(formula([rows, width]), chosen(rows, width))
     result = formula([other, another])
@@ -92,7 +93,7 @@ def test_formula_of_other_numbers_gives_what_the_code_gives_or_none(rows, width,
     ],
 )
 def test_plain_numbers_are_guards(read):
-    trace = Trace()
+    trace = NumberTrace()
     n = trace.number(4)
     read(n)
     formula = trace.formula((n,))
@@ -101,7 +102,7 @@ def test_plain_numbers_are_guards(read):
 
 
 def test_number_is_an_int_without_a_hash():
-    n = Trace().number(3)
+    n = NumberTrace().number(3)
     assert isinstance(n, int)
     with pytest.raises(UntraceableError):
         hash(n)
@@ -110,21 +111,21 @@ def test_number_is_an_int_without_a_hash():
 
 
 def test_array_of_objects_is_no_result():
-    trace = Trace()
+    trace = NumberTrace()
     n = trace.number(3)
     with pytest.raises(UntraceableError):
         trace.formula((np.array([n, 2]),))
 
 
 def test_numbers_of_numpy_leave_operations_to_traced_ones():
-    trace = Trace()
+    trace = NumberTrace()
     n = trace.number(3)
     formula = trace.formula((np.int64(2) * n, n + np.float64(0.5)))
     assert formula([4]) == (8, 4.5)
 
 
 def test_operation_with_an_array_cannot_be_traced():
-    n = Trace().number(3)
+    n = NumberTrace().number(3)
     with pytest.raises(UntraceableError):
         np.arange(3) * n
 
@@ -137,7 +138,7 @@ def test_cache_keeps_no_traced_numbers():
         calls.append(n)
         return 2 * n
 
-    trace = Trace()
+    trace = NumberTrace()
     n = trace.number(3)
     assert (doubled(3), doubled(3)) == (6, 6)
     formula = trace.formula((doubled(n),))

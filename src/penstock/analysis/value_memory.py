@@ -113,7 +113,7 @@ def value_memory(
 def dense_strides(type_: Type, order: Sequence[int]) -> tuple[int, ...]:
     """Return the strides, in bytes, of a tensor without gaps with dims in memory in ``order``."""
     assert isinstance(type_, TensorType) and type_.dtype is not None
-    return packed_strides(type_.dims, type_.dtype.itemsize, tuple(order))
+    return packed_strides(type_.dims, type_.dtype.itemsize, order)
 
 
 # Annotations that do not depend on others.

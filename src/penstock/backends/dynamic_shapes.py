@@ -39,7 +39,7 @@ import numpy as np
 from penstock.backends.base import Backend, HostBackend
 from penstock.backends.numpy import NumpyBackend, run_node
 from penstock.core.records import NamedTuple
-from penstock.core.traced import Formula, Trace, UntraceableError
+from penstock.core.traced import NumberFormula, NumberTrace, UntraceableError
 from penstock.core.types import ANY, RunValue, RunValues, ShapeError, TensorType, Type
 from penstock.host.malloc import give_back_memory
 from penstock.ir.graph import Contents, Node, Value
@@ -146,7 +146,7 @@ class _Formula(NamedTuple):
 
     layouts: tuple[tuple[int, ...], ...]
     places: Sequence[tuple[int, int]]
-    formula: Formula
+    formula: NumberFormula
     make: Callable[..., Callable[..., RunValue]]
     read: Mapping[int, np.ndarray | None]
 
@@ -229,7 +229,7 @@ class KernelCache:
     def _trace(self, inputs: RunValues) -> None:
         """Make a formula of kernels for the layouts of ``inputs``, if that is possible."""
         self._traced += 1
-        trace, places, types = Trace(), [], [*self.types]
+        trace, places, types = NumberTrace(), [], [*self.types]
         kernel = parts = None
         for i, (t, x) in enumerate(zip(self.types, inputs, strict=True)):
             if t is not None and not t.static:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TypeGuard
 
 import numpy as np
 
 from penstock.core.records import dataclass
-from penstock.core.traced import cached_unless_traced
 from penstock.core.types import STRING, TensorType, Type
 from penstock.host.malloc import weight_bytes
 
@@ -68,7 +68,7 @@ class RuntimeArray:
         return tuple(sorted(range(len(self.strides)), key=lambda i: -self.strides[i])) or None
 
 
-@cached_unless_traced
+@lru_cache(maxsize=1024)  # the tensors of a model are of few shapes
 def packed_strides(
     dims: tuple[int, ...], itemsize: int, order: tuple[int, ...] = ()
 ) -> tuple[int, ...]:

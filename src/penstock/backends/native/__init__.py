@@ -27,7 +27,7 @@ from penstock.backends.native.kernel import NativeCall, Site
 from penstock.backends.numpy import NumpyBackend
 from penstock.core.errors import InternalError
 from penstock.core.records import dataclass
-from penstock.core.traced import maximum, minimum
+from penstock.core.traced import EXTREMES, TRACED
 from penstock.core.types import RunValue, TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.host.threads import core_budget
@@ -152,16 +152,17 @@ def blocks_of_rows(rows: int, panels: int, most: int, flops: float) -> int:
     """Return the number of row blocks, of at most ``most`` rows, of a product with these rows,
     panels and operations."""
     cores = core_budget()
+    smaller, larger = EXTREMES[type(flops) in TRACED]
     # Items are unequal, such as a panel and the remaining columns: more of them balance threads, as
     # long as each takes far longer than its dispatch.
-    more = minimum(_MOST_OF_CORE * cores, math.floor(flops / _ITEM_FLOPS)) if cores > 1 else 0
-    items = maximum(max(_LEAST_ITEMS, _ITEMS_OF_CORE * cores), more)
+    more = smaller(_MOST_OF_CORE * cores, math.floor(flops / _ITEM_FLOPS)) if cores > 1 else 0
+    items = larger(max(_LEAST_ITEMS, _ITEMS_OF_CORE * cores), more)
     # With little work, the setup of each item would take longer than its products.
-    items = minimum(items, maximum(math.floor(flops / _LEAST_FLOPS), 1))
+    items = smaller(items, larger(math.floor(flops / _LEAST_FLOPS), 1))
     # Narrow matrices have fewer panels than threads, so rows are divided as well, as long as each
     # block has enough rows to amortize reading a panel.
-    least = minimum(math.ceil(items / panels), rows // _LEAST_BLOCK)
-    return maximum(math.ceil(rows / most), least)
+    least = smaller(math.ceil(items / panels), rows // _LEAST_BLOCK)
+    return larger(math.ceil(rows / most), least)
 
 
 def cheaper(first: Workload | None, second: Workload | None) -> Workload | None:

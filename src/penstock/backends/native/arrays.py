@@ -11,14 +11,21 @@ import numpy as np
 
 from penstock.backends.native import family, of_any_shape, rows_ns
 from penstock.backends.native.growable import GrowableBuffers
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, native_kernel, site_of
+from penstock.backends.native.kernel import (
+    NativeCall,
+    Site,
+    Tensor,
+    native_kernel,
+    site_of,
+    strides_of,
+)
 from penstock.core.records import dataclass, replace
 from penstock.core.traced import int64s
 from penstock.core.types import RunValue, RunValues, ShapeError, TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Binder, BoundCall, CompiledCall, Kernel, LayoutHints, MemoryUse
-from penstock.ir.layout import is_plannable, packed_strides
+from penstock.ir.layout import is_plannable
 
 _SIZES = (1, 2, 4, 8, 16)  # bytes of an element
 _MOST_PARTS, _MOST_DIMS = 16, 64  # of a compiled Concat
@@ -59,7 +66,7 @@ def join_call(site: Site) -> NativeCall | None:
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         in_bytes = [
-            tuple([size * x for x in s]) if s else packed_strides(dims, size)
+            tuple([size * x for x in s]) if s else strides_of(dims, size)
             for s, dims in zip(strides, shapes, strict=True)
         ]
         # Threads divide the result along its outermost dim, like its producers and consumers.
@@ -70,7 +77,7 @@ def join_call(site: Site) -> NativeCall | None:
             place += dims[axis] * in_bytes[-1][axis]
             begin += dims[axis] if outer == axis else 0
         arrays = [Tensor(i) for i in range(len(parts))]
-        words = (int64s(table), site.result(), *arrays, *[None] * (_MOST_PARTS - len(parts)))
+        words = (*int64s(table), site.result(), *arrays, *[None] * (_MOST_PARTS - len(parts)))
         items = shapes[-1][outer]
         item_ns = rows_ns(2 * output.nbytes, rows=2 * len(parts)) / max(items, 1)
         return NativeCall("join", words, items, item_ns, restrided=restrided)

@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.backends.native import below_numpy, family, of_any_shape, part_ns
 from penstock.backends.native.growable import GrowableBuffers
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word, strides_of
 from penstock.core.checkpoints import checkpoint
 from penstock.core.records import NamedTuple
 from penstock.core.traced import int64s
@@ -26,7 +26,6 @@ from penstock.host.native import NativeLibrary
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel, MemoryUse
-from penstock.ir.layout import packed_strides
 from penstock.ir.op import Attrs
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.internal.attention import STACKED_ATTENTION
@@ -150,7 +149,7 @@ def _call(site: Site, sizes: _Sizes, strides: Sequence[tuple[int, ...] | None]) 
     def steps_of(i: int) -> list[int]:
         type_ = site.tensors[i]
         assert type_ is not None
-        own = (None if i in copies else strides[i]) or packed_strides(type_.dims, 1)
+        own = (None if i in copies else strides[i]) or strides_of(type_.dims, 1)
         missing = len(sizes.lead) + 2 - len(type_.dims)
         dims = [*[1] * missing, *type_.dims]
         steps = [
@@ -179,8 +178,7 @@ def _call(site: Site, sizes: _Sizes, strides: Sequence[tuple[int, ...] | None]) 
             *(Tensor(0), Tensor(1), Tensor(2), *terms, *(None,) * missing),
             site.result(),
             len(lead),
-            int64s(lead),
-            int64s(chain(*steps)),
+            *int64s(lead, [*chain(*steps)]),
             *sizes[2:],
             *(parts, math.ceil(sizes.keys / sizes.block)),
             *(site.node.attrs["scale"], site.attr("softcap", 0.0)),

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.backends.native import part_ns
 from penstock.backends.native.bounds import bounds_of
-from penstock.backends.native.image_convolution import axis_words, of_any_strides
+from penstock.backends.native.image_convolution import WINDOW, of_any_strides
 from penstock.backends.native.integer_panels import IntegerPanels, integer_panels, panel_types
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple, replace
@@ -252,7 +252,7 @@ def _axes_of_rows(rows: int) -> Axes:
 
 def _of_rows(call: NativeCall, k: int, n: int) -> NativeCall:
     """Return the call for rows of ``k`` input and ``n`` result elements."""
-    steps = [int64s([0, 1, 0, size, 0]) for size in (k, n)]
+    steps = int64s(*[[0, 1, 0, size, 0] for size in (k, n)])
     return replace(call, words=(*call.words[:-2], *steps))
 
 
@@ -399,7 +399,7 @@ def _call(
             *(Tensor(operand.tensor), packed.panels, late, packed.sums),
             *(_rows_of(terms, count, packed.filter_step) if terms.any() else None, packed.zeros),
             *(factors, offsets, site.result()),
-            *(axis_words(planes), axis_words(rows), axis_words(columns), bounds),
+            *(*int64s(*map(WINDOW, (planes, rows, columns))), bounds),
             *(rescaling.low, rescaling.high, packed.where, count, *packed[4:6]),
             *(int(rescaling.by_filter), packed.factors_step),
             *(axes.images, channels, filters, depth.size // 4, depth.deep // 4),

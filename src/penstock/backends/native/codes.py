@@ -9,10 +9,16 @@ import numpy as np
 
 from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.formulas import BLOCK, Term
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
+from penstock.backends.native.kernel import (
+    NativeCall,
+    Site,
+    Tensor,
+    UnsupportedError,
+    Word,
+    strides_of,
+)
 from penstock.core.records import dataclass, field
 from penstock.ir.graph import Node
-from penstock.ir.layout import packed_strides
 from penstock.ops.common.fixed_point import TERM_BITS, Multiplier, pair_multipliers, rescaled
 
 # As in c/core/elementwise.c.
@@ -23,10 +29,10 @@ _LARGEST_CODE = 262144
 def check_order(dims: tuple[int, ...], strides: Sequence[tuple[int, ...] | None]) -> None:
     """Raise ``UnsupportedError`` unless tensors of these dims are dense with the same order of dims
     in memory, so that they can be read as vectors."""
-    own = [packed_strides(dims, 1) if s is None else s for s in strides]
+    own = [strides_of(dims, 1) if s is None else s for s in strides]
     wide = [axis for axis, dim in enumerate(dims) if dim > 1]
     wide.sort(key=lambda axis: -own[0][axis])
-    packed = packed_strides(tuple([dims[axis] for axis in wide]), 1)
+    packed = strides_of(tuple([dims[axis] for axis in wide]), 1)
     if any(tuple([s[axis] for axis in wide]) != packed for s in own):
         raise UnsupportedError
 
@@ -178,7 +184,7 @@ def pair_call(
     """Return the call on two quantized tensors, inputs ``read``, that the kernel reads without
     copies; one may be broadcast along rows or columns of these merged dims. None for others."""
     dims, steps = merged
-    dense, inner, size = packed_strides(tuple(dims), 1), dims[-1], math.prod(dims)
+    dense, inner, size = strides_of(tuple(dims), 1), dims[-1], math.prod(dims)
     order = [0, 1, 2] if (*steps[0],) == dense else [1, 0, 2]
     x, y = [(*steps[i],) for i in order[:2]]
     ways = {dense: (0, 0)}

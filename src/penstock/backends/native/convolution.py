@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
-from operator import lt
 
 import numpy as np
 
 from penstock.backends.native import below_numpy, cheaper, family, part_ns, rows_ns
 from penstock.backends.native.image_convolution import (
     TRANSPOSED_WINDOWS,
-    axis_words,
+    WINDOW,
     image_convolution,
     image_workload,
     of_any_strides,
 )
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
-from penstock.core.traced import computed, int64s, maximum, minimum
+from penstock.core.traced import EXTREMES, TRACED, int64s
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import reordered, weights_of
@@ -49,10 +48,10 @@ class _Spread(NamedTuple):
     reach: int
     """elements of a split that a window spans, less one"""
 
-    def words(self, block: int) -> np.ndarray:
+    def words(self, block: int) -> list[int]:
         axis = self.axis
         own = self.phases, self.splits, self.lead, block + self.reach, block
-        return int64s([axis.size, axis.count, *own])
+        return [axis.size, axis.count, *own]
 
 
 def plane_workload(node: Node) -> Workload | None:
@@ -70,6 +69,7 @@ def plane_workload(node: Node) -> Workload | None:
     room = _BUFFER // max(x[1] // group * (1 if transposed else steps), 1)
     every = math.prod(y[2:]) // (steps if transposed else 1)
     line, again, lines = every, 1.0, 0.0
+    smaller, larger = EXTREMES[type(every) in TRACED]
     if len(y) > 3:
         # Input rows and columns that two items share are copied for both.
         strides, dilations = [node.attrs.get(name) or (1, 1) for name in ("strides", "dilations")]
@@ -81,12 +81,12 @@ def plane_workload(node: Node) -> Workload | None:
         chunks = columns
         while room // (columns + column) <= row and columns > _LEAST_COLUMNS:
             columns = -(-columns // 2)
-        own = maximum(minimum(room // (columns + column) - row, rows), 1)
+        own = larger(smaller(room // (columns + column) - row, rows), 1)
         line = own * columns
-        again = 1 + computed(lt, own, rows) * row / own
+        again = 1 + smaller(rows - own, 1) * row / own
         lines = tensors[0].elements / x[-1] * again * chunks / columns
         again *= 1 + column / columns
-    line = maximum(minimum(minimum(line, every), room), 1)
+    line = larger(smaller(smaller(line, every), room), 1)
     return Workload(
         "planes" if filters > 1 else "planes, one filter",
         flops=flops(node) * -(-line // _LANES) * _LANES / line,
@@ -138,8 +138,8 @@ def plane_convolution(site: Site) -> NativeCall | None:
         "convolution",
         (
             *(Tensor(0), packed.arrays[0], None if bias is None else Tensor(2), site.result()),
-            int64s([depth.size, depth.count, *strides[0]]),
-            *(rows.words(band), columns.words(chunk), int64s(taps)),
+            *int64s([depth.size, depth.count, *strides[0]], rows.words(band)),
+            *int64s(columns.words(chunk), taps),
             *(int(transposed), group, channels, filters, math.prod(w.shape[2:]) // depth.kernel),
         ),
         items=items,
@@ -226,7 +226,7 @@ def scattered_convolution(site: Site) -> NativeCall | None:
         "scattered_convolution",
         (
             *(Tensor(0, any_order=True), packed.arrays[0], biases, site.result()),
-            *map(axis_words, axes),
+            *int64s(*map(WINDOW, axes)),
             *(channels, filters, every, None, None),
         ),
         items=x.dims[0],

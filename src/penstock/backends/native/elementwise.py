@@ -36,7 +36,7 @@ from penstock.backends.native.kernel import (
     native_kernel,
 )
 from penstock.core.records import replace
-from penstock.core.traced import computed, deferred, int64s
+from penstock.core.traced import TRACED, computed, deferred, int64s
 from penstock.core.types import TensorType, dtype_name
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import packed_strides
@@ -373,7 +373,7 @@ class _Program:
                 deferred(_joined, *table),
                 np.array(instructions, np.int32),
                 _joined(*constants) if constants else None,
-                int64s(dims),
+                *int64s(dims),
                 *(len(operands), len(instructions), len(constants), len(dims)),
                 *(tile, size, _SIZES[result.kind], row),
             ),
@@ -634,7 +634,8 @@ def _joined(*entries: bytes) -> np.ndarray:
 
 def _dense(dims: Sequence[int]) -> list[int]:
     """Return contiguous (row-major) strides, in elements."""
-    return list(packed_strides(tuple(dims), 1))
+    strides = packed_strides if TRACED.isdisjoint(map(type, dims)) else packed_strides.__wrapped__
+    return list(strides(tuple(dims), 1))
 
 
 def _check_strides(steps: Sequence[Sequence[int]], size: int) -> None:

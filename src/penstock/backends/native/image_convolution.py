@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, product
+from operator import attrgetter
 
 import numpy as np
 
@@ -30,13 +31,14 @@ from penstock.backends.native.kernel import (
     Tensor,
     UnsupportedError,
     Word,
+    strides_of,
 )
 from penstock.core.records import NamedTuple, replace
-from penstock.core.traced import int64s, minimum
+from penstock.core.traced import EXTREMES, TRACED, int64s
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Node, Value
-from penstock.ir.layout import channels_last, line_aligned, packed_strides
+from penstock.ir.layout import channels_last, line_aligned
 from penstock.ops.common.constant_cache import (
     ConstantRef,
     Reordered,
@@ -162,11 +164,11 @@ class SeenAxis(NamedTuple):
     """positions of the largest phase"""
 
     @property
-    def words(self) -> np.ndarray:
+    def words(self) -> list[int]:
         words = [self.size, self.results, self.stride, len(self.seen)]
         for phase in self.seen:
             words += (len(phase), *phase)
-        return int64s(words)
+        return words
 
     @property
     def adjacent(self) -> bool:
@@ -225,6 +227,9 @@ def _of_phase(axis: Window, phase: int) -> tuple[tuple[int, ...], tuple[int, ...
     seen = [(at - k * axis.dilation) // axis.stride for k in taps]
     return tuple(taps) or _PADDING, tuple(seen) or (_OUTSIDE,)
 
+
+WINDOW = attrgetter("size", "count", "kernel", "stride", "dilation", "begin")
+"""the numbers of a ``Window`` for compiled code"""
 
 _POINT = SeenAxis(1, 1, 1, ((0,),), ((0,),), 1, 1, 1)
 
@@ -381,7 +386,7 @@ class _Packing(NamedTuple):
     def given_words(self, chain: _Chain) -> tuple[Word, ...]:
         """Return the arguments for packing weights at run time."""
         kernel = self.shape[2:]
-        strides = packed_strides((1,) * (_AXES - len(kernel)) + kernel, 1)
+        strides = strides_of((1,) * (_AXES - len(kernel)) + kernel, 1)
         taps = [
             sum(k * step for k, step in zip(tap, strides, strict=True))
             for phase in self.seen
@@ -391,7 +396,7 @@ class _Packing(NamedTuple):
         steps = (size, other) if self.transposed else (other, size)
         merged = self.given // self.groups if self.groups else 1
         bias = Tensor(chain.bias, True) if isinstance(chain.bias, int) else chain.bias
-        return Tensor(chain.w, True), bias, int64s([size, *steps, merged, *taps])
+        return Tensor(chain.w, True), bias, *int64s([size, *steps, merged, *taps])
 
     def pack(self, w: np.ndarray) -> tuple[np.ndarray]:
         if self.transposed:  # [channel, filter of a group, ...]
@@ -459,7 +464,6 @@ def _convolution(
     """
     items, work, lines, any_order = parts
     channels, filters, *_, room = numbers
-    places = int64s([0, *accumulate(packing.sizes)])  # start of each phase, and the end
     every = padded(filters) if packing.groups else channels * packing.repeats
     x, constant = site.input(chain.x), site.weights(chain.w)
     assert x is not None
@@ -468,7 +472,8 @@ def _convolution(
     name = "image_convolution" if packing.groups else "image_depthwise"
     words = (
         *_words(chain, site, packing, every, weights, any_order),
-        *(axes[0].words, axes[1].words, axes[2].words, places),
+        # At the end the start of each phase, and the end.
+        *int64s(*[axis.words for axis in axes], [0, *accumulate(packing.sizes)]),
         *(*chain.gate, chain.low, chain.high),
         *(x.dims[0], packing.groups or 1, *numbers, lines, int(packing.pairs == "in turn"), items),
         WORKSPACE if rounds else None,
@@ -530,7 +535,8 @@ def _of_all_channels(
         # Whole lines if there is room, else whole tiles.
         block = math.ceil(positions / blocks)
         unit = columns.positions if columns.positions <= most else _TILE
-        block = minimum(math.ceil(block / unit) * unit, most // unit * unit or most)
+        smaller, _ = EXTREMES[type(block) in TRACED]
+        block = smaller(math.ceil(block / unit) * unit, most // unit * unit or most)
         items = math.ceil(positions / block) * panels
         work = Workload("image", flops=2 * k * min(every, PANEL) * max(joined, 1) * block)
         numbers = channels, filters, block, int(is_run), room
@@ -548,7 +554,7 @@ def _of_all_channels(
     lines = None if rounds else _even_lines(site, columns, together, room, x.dims[1], copies)
     any_order = room is not None and room[0] >= _LEAST_OF_COPIES
     if lines is not None:
-        return of_block(min(lines[0], most), 0, int64s([*lines[1:], 0]))
+        return of_block(min(lines[0], most), 0, *int64s([*lines[1:], 0]))
     has_copies = copies and not rounds  # to channels last
     return of_block(*_copied_positions(columns, together, k, most, has_copies))
 
@@ -732,7 +738,8 @@ def _of_each_channel(
         whole = 2 * positions * channels * taps
         block = math.ceil(positions / blocks_of_rows(positions, chunks, most, whole))
         # Whole lines if there is room, since tiles of positions end with a line.
-        block = minimum(math.ceil(block / of_line), most // of_line) * of_line or block
+        smaller, _ = EXTREMES[type(block) in TRACED]
+        block = smaller(math.ceil(block / of_line), most // of_line) * of_line or block
         items = math.ceil(positions / block) * chunks
         work = Workload("depthwise image", flops=2 * block * chunk * taps)
         numbers = channels, chunk * repeats, block, int(columns.adjacent), 0
@@ -807,7 +814,7 @@ def of_any_strides(
         ns = chosen.item_ns
         rows = 0
         if behind is not None:
-            last = steps_of(output, packed_strides(output, 1, order), turned)
+            last = steps_of(output, strides_of(output, 1, order), turned)
             # Rows of filters, or of the positions of a filter.
             rows = 1 if steps[-1] is not None and steps[-1] == last else 2
             if rows == 2 and strides[len(site.node.inputs)] is not None:
@@ -816,10 +823,7 @@ def of_any_strides(
             added = behind(row, strides)
             program = added.words
             ns += added.item_ns * added.items / chosen.items
-        words = (
-            *chosen.words[: -len(images)],
-            *[None if own is None else int64s(own) for own in steps],
-        )
+        words = (*chosen.words[: -len(images)], *int64s(*steps))
         words = (*words, rows, *program) if takes_program else words
         return replace(chosen, words=words, item_ns=ns)
 
@@ -831,7 +835,7 @@ def of_any_strides(
 def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -> tuple[int, ...]:
     """Return the strides of an image for compiled code. Those along dims of 1, which are arbitrary,
     are set to the channels-last ones."""
-    image, channel, *spatial = strides or packed_strides(tuple(dims), 1)
+    image, channel, *spatial = strides or strides_of(tuple(dims), 1)
     channel = 1 if dims[1] == 1 else channel
     inner = channel * dims[1]
     for i in range(len(spatial) - 1, -1, -1):
@@ -841,9 +845,3 @@ def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -
     *slices, rows, columns = [inner] * (_AXES - len(spatial)) + list(spatial)
     rows, columns = (columns, rows) if turned else (rows, columns)
     return image, channel, rows, columns, *slices
-
-
-def axis_words(axis: Window) -> np.ndarray:
-    """Return the argument array of an axis for compiled code."""
-    own = axis.size, axis.count, axis.kernel, axis.stride, axis.dilation, axis.begin
-    return int64s(own)

@@ -67,7 +67,7 @@ def by_elements(site: Site) -> NativeCall | None:
         name,
         (
             *(Tensor(0), Tensor(1), Tensor(2) if scatters else None, site.result()),
-            *(int64s(dims), int64s(steps[:-1])),
+            *int64s(dims, steps[:-1]),
             *(len(x.dims), length, steps[-1], x.dims[axis], strides[axis]),
             *(int(indices.dtype == INT64), rows, x.nbytes),
         ),
@@ -167,7 +167,7 @@ def _by_slices(site: Site, slices: _Slices) -> NativeCall | None:
         return None
     strides, size = _strides(data.dims), math.prod(data.dims[end:])
     count = indices.elements // depth
-    places = [int64s([own[i] for i in axes]) for own in (data.dims, strides)]
+    places = int64s(*[[own[i] for i in axes] for own in (data.dims, strides)])
     scatters, item_ns = updates is not None, rows_ns(2.5 * size, rows=0.4)
     if scatters:
         item_ns = rows_ns(20 * count * size + data.nbytes, rows=0.4 * count)
@@ -285,8 +285,13 @@ def update_slice(site: Site) -> NativeCall | None:
         return None
     if str_(place.dtype) not in ("int32", "int64") or part.dtype != x.dtype:
         return None
-    dims = int64s((*x.dims, *part.dims))
-    words = (dims, rank, x.dtype.itemsize, x.nbytes, int(place.dtype == INT64))
+    words = (
+        *int64s((*x.dims, *part.dims)),
+        rank,
+        x.dtype.itemsize,
+        x.nbytes,
+        int(place.dtype == INT64),
+    )
     arrays, item_ns = (Tensor(0), Tensor(1), Tensor(2), site.result()), rows_ns(2 * x.nbytes)
     return NativeCall("update_slice", (*arrays, *words), 1, item_ns, inplace=(0,))
 

@@ -13,6 +13,7 @@ from penstock.backends.numpy import run_node
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InternalError
 from penstock.core.records import dataclass, field, replace
+from penstock.core.traced import cached_unless_traced
 from penstock.core.types import INT64, RunValue, RunValues, TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Contents, Node, Value
@@ -50,6 +51,8 @@ WORKSPACE = _Workspace()
 
 ROUNDED = "rounded_"
 """name prefix of kernels that round operands to bfloat16"""
+strides_of = cached_unless_traced(packed_strides.__wrapped__)
+"""``packed_strides``, also of traced dims"""
 _MOST_ORDERED = 15  # dims, with four bits each
 _OWN_ORDERS: Mapping[int, int] = {}
 _RESULTS = 4  # the place of the outputs to allocate among the arguments of a call
@@ -422,7 +425,7 @@ class _CallBinder(Binder):
             rank = len(self.site.output().dims)
             order = next((own for own in orders if len(own) == rank), ())
         strides = [
-            None if type_ is None or not own else packed_strides(type_.dims, 1, own)
+            None if type_ is None or not own else strides_of(type_.dims, 1, own)
             for type_, own in zip(tensors, (*orders, order), strict=True)
         ]
         try:

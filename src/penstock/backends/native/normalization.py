@@ -9,9 +9,16 @@ from functools import partial
 import numpy as np
 
 from penstock.backends.native import by_memory, family, fused_with, rows_ns, str_
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
+from penstock.backends.native.kernel import (
+    NativeCall,
+    Site,
+    Tensor,
+    UnsupportedError,
+    Word,
+    strides_of,
+)
 from penstock.core.records import replace
-from penstock.ir.layout import channels_last, packed_strides
+from penstock.ir.layout import channels_last
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.internal.fused import parts
 
@@ -89,7 +96,7 @@ def _call(site: Site, strides: _Strides) -> NativeCall:
     assert x is not None
     last = strides[0] is not None
     if last:
-        innermost = packed_strides(x.dims, 1, channels_last(len(x.dims)))
+        innermost = strides_of(x.dims, 1, channels_last(len(x.dims)))
         wanted = (innermost, None, None, innermost)
         if tuple(strides) != wanted:
             raise UnsupportedError
@@ -171,7 +178,7 @@ def _by_channel(
     if any(s for i, s in enumerate(strides) if i not in (0, len(site.node.inputs))):
         raise UnsupportedError
     if any(images):
-        innermost = packed_strides(x.dims, 1, channels_last(len(x.dims)))
+        innermost = strides_of(x.dims, 1, channels_last(len(x.dims)))
         if images != [innermost, innermost]:
             raise UnsupportedError
         inner, positions = 1, inner

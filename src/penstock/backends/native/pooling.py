@@ -12,11 +12,11 @@ import numpy as np
 
 from penstock.backends.native import by_memory, family, rows_ns, str_
 from penstock.backends.native.image_convolution import steps_of
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, strides_of
 from penstock.backends.native.reduce import reduction_over
 from penstock.core.records import NamedTuple
 from penstock.core.traced import deferred, int64s
-from penstock.ir.layout import channels_last, packed_strides
+from penstock.ir.layout import channels_last
 from penstock.ops.common.windows import Window
 from penstock.ops.onnx.pooling import pool_windows
 
@@ -70,7 +70,7 @@ def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> N
     planes, channels = x.dims[0] * x.dims[1], 1
     if any(strides):
         for t, own in zip((x, y), strides, strict=False):
-            innermost = packed_strides(t.dims, 1, channels_last(len(t.dims)))
+            innermost = strides_of(t.dims, 1, channels_last(len(t.dims)))
             wanted = steps_of(t.dims, innermost, False)
             if indices or steps_of(t.dims, own, False) != wanted:
                 raise UnsupportedError
@@ -97,7 +97,7 @@ def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> N
         f"{kind}_pool{'_indices' * indices}_{_SUFFIXES_OF_MAXIMA[str_(x.dtype)]}",
         (
             *(Tensor(0), site.result(), site.result(1) if indices else None),
-            int64s(chain(*words)),
+            *int64s([*chain(*words)]),
             deferred(_counted, site.attr("count_include_pad", 0), *chain(*padded)),
             *(planes, channels, part.lanes, part.band, part.chunk, part.group, int(part.direct)),
         ),

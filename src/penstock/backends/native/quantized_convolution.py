@@ -30,9 +30,10 @@ from penstock.backends.native.code_products import (
     scaled_sums,
     site_inputs,
 )
-from penstock.backends.native.image_convolution import axis_words, of_any_strides
+from penstock.backends.native.image_convolution import WINDOW, of_any_strides
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
+from penstock.core.traced import int64s
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.native import library
 from penstock.ir.graph import Node, Value
@@ -198,7 +199,7 @@ def _of_each_channel(site: Site, chain: _Chain, w: np.ndarray, axes: Axes) -> Na
         "code_depthwise",
         (
             *(Tensor(chain.x.tensor), weights.arrays[0], _repeated(terms, period)),
-            *(factors, offsets, site.result(), axis_words(rows), axis_words(columns), bounds),
+            *(factors, offsets, site.result(), *int64s(WINDOW(rows), WINDOW(columns)), bounds),
             *(axes.images, filters),
             *(filters // x.dims[1], period, read, block, chunk, reach, change, zero, None, None),
         ),

@@ -9,9 +9,8 @@ from functools import partial
 import numpy as np
 
 from penstock.backends.native import by_memory, family, rows_ns, str_
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, strides_of
 from penstock.core.types import BOOL
-from penstock.ir.layout import packed_strides
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.fixed_point import mean_multiplier, product_multiplier, short_multiplier
 from penstock.ops.common.shape_rules import normalize_axes
@@ -149,7 +148,7 @@ def _order(dims: Sequence[int], strides: tuple[int, ...] | None) -> list[int]:
     order = [axis for axis, n in enumerate(dims) if n > 1]
     if strides is not None:
         order.sort(key=lambda axis: -strides[axis])
-        packed = packed_strides(tuple([dims[i] for i in order]), 1)
+        packed = strides_of(tuple([dims[i] for i in order]), 1)
         if tuple([strides[i] for i in order]) != packed:
             raise UnsupportedError
     return order

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.backends.native import by_memory, family, part_ns, rows_ns
-from penstock.backends.native.kernel import WORKSPACE, Finish, NativeCall, Site, Tensor
+from penstock.backends.native.kernel import WORKSPACE, Finish, NativeCall, Site, Tensor, strides_of
 from penstock.core.checkpoints import UNCHECKED_S
 from penstock.core.traced import int64s
 from penstock.core.types import FLOAT32, INT64, TensorType
-from penstock.ir.layout import packed_strides
 from penstock.ops.common.dtypes import FLOAT64, INT32
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.work_estimate import Workload
@@ -91,7 +90,7 @@ def crop_and_resize(site: Site) -> NativeCall | None:
         return None
     first = site.node.op.domain == MICROSOFT
     order = (1, 2, 3) if first else (3, 1, 2)
-    steps = [[packed_strides(t.dims, 1)[axis] for axis in order] for t in (x, y)]
+    steps = [[strides_of(t.dims, 1)[axis] for axis in order] for t in (x, y)]
     sizes = [t.dims[axis] for t in (x, y) for axis in order]
     item_ns = rows_ns(20 * sizes[0] * sizes[5], rows=10)
     if images.dims != boxes.dims[:1] or max(x.dims) >= _MOST_SIZE or item_ns > UNCHECKED_S * 1e9:
@@ -101,7 +100,7 @@ def crop_and_resize(site: Site) -> NativeCall | None:
         (
             *(Tensor(0), Tensor(1), Tensor(2), site.result()),
             *(x.dims[0], *sizes[:3], *sizes[4:]),
-            *map(int64s, steps),
+            *int64s(*steps),
             int(site.attr("mode" if first else "method", "bilinear") == "nearest"),
             int(first),
             float(site.attr("extrapolation_value", 0.0)),

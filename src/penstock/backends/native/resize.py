@@ -9,10 +9,9 @@ from functools import partial
 import numpy as np
 
 from penstock.backends.native import LANES, by_memory, family, rows_ns, str_
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, strides_of
 from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType
-from penstock.ir.layout import packed_strides
 from penstock.ops.onnx.pad import pad_widths, padded_places
 from penstock.ops.onnx.resize import Table, resize_tables
 
@@ -112,8 +111,8 @@ def _pad_call(site: Site, padding: _Padding, strides: _Strides) -> NativeCall:
     ``UnsupportedError``."""
     x, y, (widths, steps, value) = site.input(0), site.output(), padding
     assert x is not None and x.dtype is not None
-    x_strides = strides[0] or packed_strides(x.dims, 1)
-    y_strides = strides[len(site.node.inputs)] or packed_strides(y.dims, 1)
+    x_strides = strides[0] or strides_of(x.dims, 1)
+    y_strides = strides[len(site.node.inputs)] or strides_of(y.dims, 1)
     axes = [axis for axis in range(len(y.dims)) if y.dims[axis] > 1]
     # In memory order: images may be channels last.
     axes.sort(key=lambda axis: -y_strides[axis])
@@ -159,8 +158,8 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
     """The call for tensors of these strides. Raises ``UnsupportedError``."""
     x, y = site.input(0), site.output()
     assert x is not None
-    x_strides = strides[0] or packed_strides(x.dims, 1)
-    y_strides = strides[len(site.node.inputs)] or packed_strides(y.dims, 1)
+    x_strides = strides[0] or strides_of(x.dims, 1)
+    y_strides = strides[len(site.node.inputs)] or strides_of(y.dims, 1)
     axes, inner = _rows(tables, (x, y), (x_strides, y_strides))
     row = axes[-1]
     entries: list[list[int]] = []

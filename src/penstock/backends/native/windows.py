@@ -7,9 +7,8 @@ import math
 import numpy as np
 
 from penstock.backends.native import by_memory, family, part_ns, rows_ns, str_
-from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, strides_of
 from penstock.core.traced import int64s
-from penstock.ir.layout import packed_strides
 from penstock.ops.common.windows import windows
 from penstock.ops.work_estimate import Workload
 
@@ -50,7 +49,7 @@ def reduce_window(site: Site) -> NativeCall | None:
         return None
     if first.elements != 1 or not x.dims:
         return None
-    pitches = packed_strides(x.dims, 1)
+    pitches = strides_of(x.dims, 1)
     taps = np.zeros(1, np.int64)
     for size, dilation, pitch in zip(sizes.tolist(), dilations.tolist(), pitches, strict=True):
         taps = np.add.outer(taps, np.arange(size) * dilation * pitch).reshape(-1)
@@ -59,7 +58,7 @@ def reduce_window(site: Site) -> NativeCall | None:
     return NativeCall(
         name,
         (
-            *(Tensor(0), Tensor(1), site.result(), int64s(dims)),
+            *(Tensor(0), Tensor(1), site.result(), *int64s(dims)),
             *(np.array(steps, np.int64), taps, len(dims), len(taps), length, step),
         ),
         items=math.prod(dims),

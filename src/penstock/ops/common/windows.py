@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from penstock.core.records import NamedTuple, dataclass
-from penstock.core.traced import cached_unless_traced, maximum, minimum
+from penstock.core.traced import TRACED
 from penstock.core.types import Dim, Shape, ShapeError
 from penstock.ir.op import Attrs
 from penstock.ops.common.shape_rules import choice
@@ -43,7 +43,7 @@ class Window:
         """The ``k`` at which some window may have an element: a kernel may be mostly padding."""
         lowest = -((self.count - 1) * self.stride - self.begin) // self.dilation
         highest = (self.size - 1 + self.begin) // self.dilation
-        return range(maximum(lowest, 0), minimum(highest + 1, self.kernel))
+        return range(max(lowest, 0), min(highest + 1, self.kernel))
 
     @property
     def span(self) -> int:
@@ -58,8 +58,8 @@ class Window:
     @property
     def addressable(self) -> bool:
         """Whether sums of products of these numbers fit into 64 bits, as compiled code needs."""
-        numbers = self.size, self.count, self.kernel, self.stride, self.dilation, self.begin
-        return False not in [abs(number) < 2**31 for number in numbers]
+        numbers = self.kernel, self.stride, self.dilation, abs(self.begin)
+        return self.size < 2**31 and self.count < 2**31 and max(numbers) < 2**31
 
     @property
     def padded(self) -> bool:
@@ -164,7 +164,8 @@ def windows(
     """The windows over axes of the given sizes; ``ceil`` keeps a last, partial window."""
     axes, auto_pad = parse_axes(attrs, len(kernel))
     of_axes = zip(axes, kernel, sizes, strict=True)
-    return tuple([_window(axis, auto_pad, k, size, ceil) for axis, k, size in of_axes])
+    window = _window if TRACED.isdisjoint(map(type, sizes)) else _window.__wrapped__
+    return tuple([window(axis, auto_pad, k, size, ceil) for axis, k, size in of_axes])
 
 
 def behind(axes: Sequence[Window]) -> list[int]:
@@ -176,7 +177,7 @@ def behind(axes: Sequence[Window]) -> list[int]:
     return [(a.count - 1) * a.stride + a.span - a.begin - a.size for a in axes]
 
 
-@cached_unless_traced
+@lru_cache(maxsize=1024)
 def _window(axis: Axis, auto_pad: str, kernel: int, size: int, ceil: bool) -> Window:
     span = (kernel - 1) * axis.dilation + 1
     begin, end = axis.begin, axis.end
@@ -201,9 +202,10 @@ def window_counts(attrs: Attrs, kernel: Sequence[Dim], sizes: Shape, ceil: bool 
     """The number of windows along each axis, if sizes and kernel are known."""
     axes, auto_pad = parse_axes(attrs, len(kernel))
     counts: list[Dim] = []
+    window = _window if TRACED.isdisjoint(map(type, sizes)) else _window.__wrapped__
     for axis, k, size in zip(axes, kernel, sizes, strict=True):
         if isinstance(size, int) and isinstance(k, int):
-            counts.append(_window(axis, auto_pad, k, size, ceil).count)
+            counts.append(window(axis, auto_pad, k, size, ceil).count)
         elif isinstance(size, int) and auto_pad.startswith("SAME"):
             counts.append(-(-size // axis.stride))
         elif axis.stride == 1 and auto_pad.startswith("SAME"):
