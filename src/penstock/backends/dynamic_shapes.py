@@ -57,8 +57,8 @@ _MOST_AWAITED = 256
 _KERNEL_BYTES = 6 << 10
 # Formulas of one node that are kept, and bytes of one.
 _MOST_FORMULAS, _FORMULA_BYTES = 8, 12 << 10
-# Seconds in which a formula makes a kernel, and in which it is made, in those of compiling one.
-_FORMULA_S, _TRACE_S = 0.1, 4
+# Times in which a formula makes a kernel, and in which it is made, in that of compiling one.
+_FORMULA_PART, _TRACE_PARTS = 0.1, 4
 # Kernels after which all are counted, since that takes longer than making one, and after which the
 # pages that are free between them are given back: malloc gives back those at its end by itself.
 _LOOK_EVERY, _GIVE_BACK_EVERY = 40, 170
@@ -302,13 +302,13 @@ class KernelCache:
             return by_order
         return by_shape if len(places) == 1 else by_two
 
-    def _await(self, key: Any, calls: int | None) -> None:
+    def _await(self, key: object, calls: int | None) -> None:
         """Let NumPy's kernel have some calls with these shapes."""
         for old in list(self._awaited)[: max(len(self._awaited) + 1 - _MOST_AWAITED, 0)]:
             self._awaited.pop(old, None)
         self._awaited[key] = calls
 
-    def _waits(self, key: Any, size: int) -> bool:
+    def _waits(self, key: object, size: int) -> bool:
         """Whether NumPy's kernel gets a call with inputs of ``size`` bytes, where that is known
         without an estimate, which takes longer than most calls."""
         if key not in self._awaited and size < _WORTH_ESTIMATING and not self.pays:
@@ -320,7 +320,7 @@ class KernelCache:
             calls = most + 1
             # All shapes together may be worth a formula, even if none comes back.
             self._lost += 1 / most
-            if self._lost >= _TRACE_S:
+            if self._lost >= _TRACE_PARTS:
                 self._lower_price()
         if calls is None or calls <= 1:
             return False
@@ -340,7 +340,7 @@ class KernelCache:
     def _lower_price(self) -> None:
         """From now on kernels are made by formulas, which must gain less to pay."""
         if self._price == self.backend.making_s:
-            self._price *= _FORMULA_S
+            self._price *= _FORMULA_PART
             self._estimate = 0, 0
 
     def _raise_price(self) -> None:
@@ -380,9 +380,14 @@ class KernelCache:
             self._estimate = size, int(self._price / gain)
             self._await(key, self._estimate[1])
             return self.plain
-        # Where NumPy's is the faster one, it is kept for these shapes, and no estimate is made
-        # again.
-        function = None
+        return self._keep(key, self._faster(node, inputs, size, gain))
+
+    def _faster(
+        self, node: Node, inputs: RunValues, size: int, gain: float
+    ) -> Callable[..., RunValue]:
+        """The function for inputs of ``size`` bytes that is the faster one: where that is NumPy's,
+        it is kept for these shapes, and no estimate is made again."""
+        function, own = None, self.backend.reproducible
         if own or gain > 0:
             if self._may_trace():
                 self._trace(inputs)
@@ -393,9 +398,9 @@ class KernelCache:
             from penstock.ops.exactness import check_exact
 
             check_exact([node])
-        if own or _FORMULA_S * self.backend.making_s < gain < math.inf:
+        if own or _FORMULA_PART * self.backend.making_s < gain < math.inf:
             self._least = min(self._least, size / 2)
-        return self._keep(key, self.plain if function is None else function)
+        return self.plain if function is None else function
 
     def _may_trace(self) -> bool:
         """Whether another formula is worth its time, that of four kernels: after two kernels, then
@@ -403,7 +408,7 @@ class KernelCache:
         made = self._compiled + 2 * self._made
         return made >= 2 * (self._traced + 1) ** 2 and not self.contents
 
-    def _keep(self, key: Any, function: Callable[..., RunValue]) -> Callable[..., RunValue]:
+    def _keep(self, key: object, function: Callable[..., RunValue]) -> Callable[..., RunValue]:
         """Keep a function for calls with these shapes."""
         self._awaited.pop(key, None)
         self.kernels[key] = function

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cache, partial
-from itertools import repeat
+from itertools import chain, repeat
 from struct import Struct
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -355,10 +355,7 @@ class _Program:
             tile, modes, row, items = _tiles(dims, steps, most, len(instructions))
         unused = [0] * (_MOST_RANK - len(dims))
         placed = zip(held, modes, steps, strict=True)
-        table = [
-            deferred(_OPERAND.pack, registers[v], m, _SIZES[v.kind], 0, *s, *unused)
-            for v, m, s in placed
-        ]
+        table = [(registers[v], m, _SIZES[v.kind], 0, *s, *unused) for v, m, s in placed]
         constants = _constants(order, registers)
         cost = sum([_ADDITIONS.get(value.operation, 1) for value in order if value.operation])
         cost += (2 if row else 20) * modes.count(_GATHERED)
@@ -370,9 +367,9 @@ class _Program:
                 *pointers,
                 *[None] * (_MOST_INPUTS - len(pointers)),
                 self.site.result(),
-                deferred(_joined, *table),
+                deferred(_table_of, *chain(*table)),
                 np.array(instructions, np.int32),
-                _joined(*constants) if constants else None,
+                _joined(constants) if constants else None,
                 *int64s(dims),
                 *(len(operands), len(instructions), len(constants), len(dims)),
                 *(tile, size, _SIZES[result.kind], row),
@@ -627,9 +624,15 @@ def _rounded(term: Term, value: Value | None) -> Term:
     return Term("f4", f"{narrow}_f4", (Term(narrow, f"f4_{narrow}", (term,)),))
 
 
-def _joined(*entries: bytes) -> np.ndarray:
+def _joined(entries: Iterable[bytes]) -> np.ndarray:
     """Return the concatenated entries of a table."""
     return np.frombuffer(b"".join(entries), np.uint8)
+
+
+def _table_of(*numbers: int) -> np.ndarray:
+    """Return the table of operands with these numbers."""
+    each = 4 + _MOST_RANK
+    return _joined([_OPERAND.pack(*numbers[i : i + each]) for i in range(0, len(numbers), each)])
 
 
 def _dense(dims: Sequence[int]) -> list[int]:
@@ -692,10 +695,11 @@ def _tile(
         periods.append(math.prod(dims[outer:]) if dense else 0)
     size = math.prod(dims)
     tile = most
+    lcm = math.lcm if TRACED.isdisjoint(map(type, periods)) else partial(computed, math.lcm)
     common = 1
     for period in periods:
         if 0 < period <= most and period < size:
-            common = computed(math.lcm, common, period)
+            common = lcm(common, period)
     if 1 < common <= most:
         tile = most // common * common
     modes = []

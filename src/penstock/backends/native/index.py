@@ -285,13 +285,8 @@ def update_slice(site: Site) -> NativeCall | None:
         return None
     if str_(place.dtype) not in ("int32", "int64") or part.dtype != x.dtype:
         return None
-    words = (
-        *int64s((*x.dims, *part.dims)),
-        rank,
-        x.dtype.itemsize,
-        x.nbytes,
-        int(place.dtype == INT64),
-    )
+    (dims,) = int64s((*x.dims, *part.dims))
+    words = (dims, rank, x.dtype.itemsize, x.nbytes, int(place.dtype == INT64))
     arrays, item_ns = (Tensor(0), Tensor(1), Tensor(2), site.result()), rows_ns(2 * x.nbytes)
     return NativeCall("update_slice", (*arrays, *words), 1, item_ns, inplace=(0,))
 

@@ -446,18 +446,20 @@ class _CallBinder(Binder):
         dims in memory; ``fallback``, by default NumPy's kernel, raises errors."""
         native, tensors = self.native, self.site.tensors
         work = _RUNTIME if native.workspace else None
-        words = {i: _order_word(own) for i, own in enumerate((*orders, order)) if own}
-        runtime = [_RUNTIME] * len(tensors)
+        words = _OWN_ORDERS
+        if orders:  # most are made without
+            words = {i: _order_word(own) for i, own in enumerate((*orders, order)) if own}
+        runtime: RunValues = [_RUNTIME] * len(tensors)
         arguments = self.arguments(runtime, work, orders=words, every=True, fallback=fallback)
         results: list[_Result | None] = []
         for type_ in tensors[len(self.site.node.inputs) :]:
             if type_ is None:
                 results.append(None)
-                continue
-            dims = type_.dims
-            axes = order or tuple(range(len(dims)))
-            back = tuple([axes.index(axis) for axis in range(len(dims))])
-            results.append((type_.dtype, tuple([dims[axis] for axis in axes]), back))
+            elif not order:
+                results.append((type_.dtype, type_.dims, tuple(range(len(type_.dims)))))
+            else:
+                back = tuple([order.index(axis) for axis in range(len(order))])
+                results.append((type_.dtype, tuple([type_.dims[axis] for axis in order]), back))
         return arguments, tuple(results), native.workspace
 
     def bind(
@@ -560,10 +562,11 @@ class _CallBinder(Binder):
             of_run.append((places.get(i, 0), size, i >= count, orders.get(i, 0)))
         outputs = site.tensors[count:]
         failed = None
+        # Not NumPy's kernel itself, as most calls never fail, and its site may have traced dims.
         if native.can_fail:
             fallback = fallback or partial(run_node, site.node, site.tensors[:count])
             failed = _Failed(native.kernel, fallback, count, tuple(arrays), tuple(given))
-        # C allocates plain outputs faster than calls of NumPy.
+        # C allocates plain outputs faster than calls of NumPy; those in other orders it does not.
         makes = every and not native.workspace and None not in outputs and not orders
         return (
             native.kernel,

@@ -11,18 +11,12 @@ from typing import TypeAlias
 import numpy as np
 
 from penstock.backends.native import blocks_of_rows, family, part_ns, str_
-from penstock.backends.native.kernel import (
-    NativeCall,
-    Site,
-    Tensor,
-    UnsupportedError,
-    Word,
-    strides_of,
-)
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
 from penstock.core.records import NamedTuple, replace
-from penstock.core.traced import int64s
+from penstock.core.traced import TRACED, int64s
 from penstock.core.types import INT64, TensorType
 from penstock.ir.graph import Node
+from penstock.ir.layout import packed_strides
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import Workload
@@ -78,7 +72,9 @@ def _product(
     a, b = types
     if not a.dims or not b.dims or 0 in (*a.dims, *b.dims):
         return None
-    of_a, of_b = strides[0] or strides_of(a.dims, 1), strides[1] or strides_of(b.dims, 1)
+    is_plain = TRACED.isdisjoint(map(type, (*a.dims, *b.dims)))
+    dense = packed_strides if is_plain else packed_strides.__wrapped__
+    of_a, of_b = strides[0] or dense(a.dims, 1), strides[1] or dense(b.dims, 1)
     # Vectors are matrices of one row or one column.
     left = [(1, 0), *zip(a.dims, of_a, strict=True)]
     right = [*zip(b.dims, of_b, strict=True)]
@@ -89,7 +85,7 @@ def _product(
     if b.dims[:-2] != dims:
         dims = np.broadcast_shapes(dims, b.dims[:-2])
     shape = (*dims, *(rows,) * (len(a.dims) > 1), *(columns,) * (len(b.dims) > 1))
-    of_y = [*(strides[2] or strides_of(shape, 1))]
+    of_y = [*(strides[2] or dense(shape, 1))]
     y_column = of_y.pop() if len(b.dims) > 1 else 1
     y_row = of_y.pop() if len(a.dims) > 1 else columns
     leads = [_steps(m[:-2], len(dims)) for m in (left[1:] if len(a.dims) > 1 else left, right)]
