@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from operator import index
 from typing import Any, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -56,7 +57,7 @@ _MOST_KERNELS = 128
 _MOST_AWAITED = 256
 _KERNEL_BYTES = 6 << 10
 # Formulas of one node that are kept, and bytes of one.
-_MOST_FORMULAS, _FORMULA_BYTES = 8, 12 << 10
+_MOST_FORMULAS, _FORMULA_BYTES = 8, 14 << 10
 # Times in which a formula makes a kernel, and in which it is made, in that of compiling one.
 _FORMULA_PART, _TRACE_PARTS = 0.1, 4
 # Kernels after which all are counted, since that takes longer than making one, and after which the
@@ -133,7 +134,7 @@ class KernelCaches:
             held = {cache: cache.nbytes() for cache in caches if cache is not None}
             while sum(held.values()) > most_bytes:
                 fullest = max(held, key=lambda cache: held[cache])
-                fullest.drop((len(fullest.kernels) + 1) // 2)
+                fullest.halve()
                 held[fullest] = fullest.nbytes()
         if made % _GIVE_BACK_EVERY == 0:
             give_back_memory()
@@ -229,16 +230,20 @@ class KernelCache:
     def _trace(self, inputs: RunValues) -> None:
         """Make a formula of kernels for the layouts of ``inputs``, if that is possible."""
         self._traced += 1
-        trace, places, types = NumberTrace(), [], [*self.types]
-        kernel = parts = None
-        for i, (t, x) in enumerate(zip(self.types, inputs, strict=True)):
-            if t is not None and not t.static:
-                shape: list[Any] = [None] * x.ndim if t.shape is None else [*t.shape]
-                for axis, dim in enumerate(shape):
-                    if not isinstance(dim, int):
-                        shape[axis] = trace.number(x.shape[axis])
-                        places.append((i, axis))
-                types[i] = TensorType(t.dtype, tuple(shape))
+        trace, types, kernel, parts = NumberTrace(), [*self.types], None, None
+        shapes = {
+            i: [trace.number(n) for n in inputs[i].shape]
+            for i, t in enumerate(types)
+            if t is not None and not t.static
+        }
+        for i, shape in shapes.items():
+            known = self.types[i]
+            assert known is not None
+            # Dims that the type knows are guards.
+            for axis, dim in enumerate(known.shape or ()):
+                if isinstance(dim, int) and axis < len(shape):
+                    shape[axis] = index(shape[axis])
+            types[i] = TensorType(known.dtype, tuple(shape))
         try:
             node = _typed(self.node, types, {})
             kernel = self.backend.static_kernel(node, _types(node.inputs))
@@ -250,6 +255,7 @@ class KernelCache:
         if kernel is None or parts is None or formula is None:
             self._raise_price()
             return
+        places = [(i, axis) for i, shape in shapes.items() for axis in range(len(shape))]
         own = _Formula(_layouts(inputs), places, formula, parts[0], self._read(kernel))
         self._formulas = [own, *self._formulas[: _MOST_FORMULAS - 1]]
         self._lower_price()
@@ -269,6 +275,11 @@ class KernelCache:
         """Drop the ``count`` kernels that were made first."""
         for key in list(self.kernels)[:count]:
             self.kernels.pop(key, None)
+
+    def halve(self) -> None:
+        """Drop half of the kernels, and of the formulas those that were not used lately."""
+        self.drop((len(self.kernels) + 1) // 2)
+        self._formulas = self._formulas[: len(self._formulas) // 2]
 
     def function(self) -> Callable[..., RunValue]:
         """The function of the node's kernel."""
