@@ -168,8 +168,8 @@ class KernelCache:
 
     __slots__ = (
         *("__weakref__", "_awaited", "_compiled", "_estimate", "_fallback", "_formulas", "_least"),
-        *("_lost", "_made", "_paid", "_plain", "_price", "_traced"),
-        *("backend", "contents", "kernels", "node", "pays", "types", "weights"),
+        *("_lost", "_made", "_nbytes", "_paid", "_plain", "_price", "_traced"),
+        *("_varying", "backend", "contents", "kernels", "node", "pays", "types", "weights"),
     )
 
     def __init__(
@@ -191,6 +191,9 @@ class KernelCache:
         self._least = math.inf
         self._made = self._compiled = self._traced = 0
         self._plain: Callable[..., RunValue] | None = None
+        is_const = [v is None or v.is_constant for v in node.inputs]
+        self._varying = [i for i, t in enumerate(types) if t is not None and not is_const[i]]
+        self._nbytes = sum([t.nbytes for t, own in zip(types, is_const, strict=True) if t and own])
         self._fallback = partial(run_node, node, types)  # no method, which would make a cycle
         self.weights = {
             i: v
@@ -256,13 +259,19 @@ class KernelCache:
             self._raise_price()
             return
         places = [(i, axis) for i, shape in shapes.items() for axis in range(len(shape))]
-        own = _Formula(_layouts(inputs), places, formula, parts[0], self._read(kernel))
+        own = _Formula(self._layouts(inputs), places, formula, parts[0], self._read(kernel))
         self._formulas = [own, *self._formulas[: _MOST_FORMULAS - 1]]
         self._lower_price()
 
+    def _layouts(self, inputs: RunValues) -> tuple[tuple[int, ...], ...]:
+        """The rank of each array that is no constant, and its order of dims where that is not
+        C's."""
+        arrays = [inputs[i] for i in self._varying]
+        return tuple([(x.ndim, *order_in_memory(x)) for x in arrays])
+
     def _by_formula(self, inputs: RunValues) -> Callable[..., RunValue] | None:
         """The function that a formula makes for the dims of ``inputs``; None if none holds."""
-        layouts = _layouts(inputs)
+        layouts = self._layouts(inputs)
         for own in self._formulas:
             if own.layouts == layouts and (function := own.function(inputs)) is not None:
                 self._made += 1
@@ -362,8 +371,7 @@ class KernelCache:
     def _make(self, key: Any, inputs: RunValues) -> Callable[..., RunValue]:
         """The function for inputs of shapes that have none yet: NumPy's as long as making another
         does not pay. Raises ``ShapeError`` where the shapes do not fit the operation."""
-        read = [(t, x) for t, x in zip(self.types, inputs, strict=True) if t is not None]
-        size = sum([(t if x is None else x).nbytes for t, x in read])
+        size = sum([inputs[i].nbytes for i in self._varying], self._nbytes)
         if size >= self._least:
             function = self._by_formula(inputs)
             if function is not None:
@@ -382,7 +390,8 @@ class KernelCache:
         # Copies: kernels keep these as constants, and the arrays belong to the run.
         node = _typed(self.node, types, {i: np.array(inputs[i]) for i in self.contents})
         # Libraries refuse dims of 0, with which many a cache begins.
-        empty = all(x.size == 0 for t, x in read if not t.static)
+        unknown = [x for t, x in zip(self.types, inputs, strict=True) if t and not t.static]
+        empty = all(x.size == 0 for x in unknown)
         if empty and (results := _empty_results(node)):
             self.kernels[key] = results
             return results
@@ -436,12 +445,6 @@ def _with_weights(
     if not read:
         return function
     return lambda *inputs: function(*[read.get(i, x) for i, x in enumerate(inputs)])
-
-
-def _layouts(inputs: RunValues) -> tuple[tuple[int, ...], ...]:
-    """The order of dims of each array, where it is not C's, and its rank."""
-    arrays = [x if isinstance(x, np.ndarray) else None for x in inputs]
-    return tuple([() if x is None else (x.ndim, *order_in_memory(x)) for x in arrays])
 
 
 def _is_near(size: int, other: int) -> bool:
