@@ -253,7 +253,7 @@ class KernelCache:
             binder = None if kernel is None else kernel.binder
             parts = None if binder is None else binder.function_parts(inputs, self._fallback)
             formula = None if parts is None else trace.formula(parts[1])
-        except (UntraceableError, TypeError):  # a trace does not have all operations of numbers
+        except (UntraceableError, TypeError, AttributeError):  # traced numbers lack some operations
             formula = None
         if kernel is None or parts is None or formula is None:
             self._raise_price()

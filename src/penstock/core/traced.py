@@ -58,7 +58,7 @@ class NumberTrace:
     def __init__(self) -> None:
         # Functions and the places of their arguments; or None and a constant.
         self._steps: list[tuple[_Operation | None, _Value]] = []
-        self._known: dict[tuple[object, ...], _Value] = {}
+        self._known: dict[object, _Value] = {}
         self._guards: dict[int, _Value] = {}
 
     def number(self, value: int) -> int:
@@ -72,7 +72,7 @@ class NumberTrace:
     def _place(self, x: _Value) -> int:
         if type(x) is TracedNumber:
             return x.place
-        key = type(x), repr(x)  # 0.0 and -0.0 are equal
+        key = x if type(x) is int else (type(x), repr(x))  # 0.0 and -0.0 are equal
         place: int | None = self._known.get(key)
         if place is None:
             if not isinstance(x, int | float | np.number):
