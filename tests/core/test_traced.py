@@ -14,11 +14,11 @@ from penstock.core.traced import (
     TRACED,
     NumberTrace,
     UntraceableError,
-    cached_unless_traced,
     computed,
     deferred,
     int64s,
 )
+from penstock.ir.layout import packed_strides, strides_of
 
 
 def chosen(rows, width):
@@ -130,19 +130,7 @@ def test_operation_with_an_array_cannot_be_traced():
         np.arange(3) * n
 
 
-def test_cache_keeps_no_traced_numbers():
-    calls = []
-
-    @cached_unless_traced
-    def doubled(n):
-        calls.append(n)
-        return 2 * n
-
+def test_strides_of_traced_dims_are_traced():
     trace = NumberTrace()
-    n = trace.number(3)
-    assert (doubled(3), doubled(3)) == (6, 6)
-    formula = trace.formula((doubled(n),))
-    assert formula([5]) == (10,)
-    assert doubled(3) == 6
-    assert len(calls) == 2
-    assert type(calls[0]) is int
+    strides = strides_of((2, trace.number(3), 5), 4)
+    assert trace.formula(strides)([7]) == packed_strides((2, 7, 5), 4) == (140, 20, 4)

@@ -24,9 +24,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial, wraps
+from functools import partial
 from operator import itemgetter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -37,7 +37,6 @@ _Step: TypeAlias = tuple[int, _Operation, int, int, _Value]
 the value that it must have, or ``_ANY``"""
 _Gather: TypeAlias = tuple[Callable[[Sequence[_Value]], tuple[_Value, ...]], _Operation | None]
 """a function from all values to the elements of a tuple, and a function of these, or None"""
-_Function = TypeVar("_Function", bound=_Operation)
 
 _ANY = object()
 # Operations that leave a number as it is, except that they may turn it into a ``float``.
@@ -283,17 +282,3 @@ def computed(function: _Operation, *numbers: float) -> _Value:
 EXTREMES = (min, max), (partial(computed, min), partial(computed, max))
 """``min`` and ``max``, and the same of two numbers, without a guard of which it is: index it by
 ``type(x) in TRACED``, which takes no calls where nothing is traced"""
-
-
-def cached_unless_traced(function: _Function) -> _Function:
-    """Return a function with a cache of the last 1,024 results, which does not keep traced ones."""
-    cached = lru_cache(maxsize=1024)(function)
-
-    @wraps(function)
-    def call(*arguments: _Value) -> _Value:
-        try:
-            return cached(*arguments)
-        except UntraceableError:  # from the hash of a traced number
-            return function(*arguments)
-
-    return call  # type: ignore[return-value]

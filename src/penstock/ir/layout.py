@@ -12,6 +12,7 @@ from penstock.core.records import dataclass
 from penstock.core.types import STRING, TensorType, Type
 from penstock.host.malloc import weight_bytes
 
+_PLAIN = frozenset([int])
 ALIGNMENT = 64
 """bytes: a cache line, and the widest vector register"""
 
@@ -83,6 +84,14 @@ def packed_strides(
         strides[axis] = step
         step *= dims[axis]
     return tuple(strides)
+
+
+def strides_of(
+    dims: tuple[int, ...], itemsize: int, order: tuple[int, ...] = ()
+) -> tuple[int, ...]:
+    """Return ``packed_strides``, also of traced dims (``core/traced.py``), which are no keys."""
+    strides = packed_strides if _PLAIN.issuperset(map(type, dims)) else packed_strides.__wrapped__
+    return strides(dims, itemsize, order)
 
 
 def channels_last(rank: int) -> tuple[int, ...]:

@@ -27,7 +27,6 @@ from penstock.backends.native.kernel import NativeCall, Site
 from penstock.backends.numpy import NumpyBackend
 from penstock.core.errors import InternalError
 from penstock.core.records import dataclass
-from penstock.core.traced import EXTREMES, TRACED
 from penstock.core.types import RunValue, TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.host.threads import core_budget
@@ -151,6 +150,8 @@ def rows_ns(additions: float, rows: float = 0) -> float:
 def blocks_of_rows(rows: int, panels: int, most: int, flops: float) -> int:
     """Return the number of row blocks, of at most ``most`` rows, of a product with these rows,
     panels and operations."""
+    from penstock.core.traced import EXTREMES, TRACED  # saved sessions need neither
+
     cores = core_budget()
     smaller, larger = EXTREMES[type(flops) in TRACED]
     # Items are unequal, such as a panel and the remaining columns: more of them balance threads, as

@@ -11,21 +11,14 @@ import numpy as np
 
 from penstock.backends.native import family, of_any_shape, rows_ns
 from penstock.backends.native.growable import GrowableBuffers
-from penstock.backends.native.kernel import (
-    NativeCall,
-    Site,
-    Tensor,
-    native_kernel,
-    site_of,
-    strides_of,
-)
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, native_kernel, site_of
 from penstock.core.records import dataclass, replace
 from penstock.core.traced import int64s
 from penstock.core.types import RunValue, RunValues, ShapeError, TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Binder, BoundCall, CompiledCall, Kernel, LayoutHints, MemoryUse
-from penstock.ir.layout import is_plannable
+from penstock.ir.layout import is_plannable, strides_of
 
 _SIZES = (1, 2, 4, 8, 16)  # bytes of an element
 _MOST_PARTS, _MOST_DIMS = 16, 64  # of a compiled Concat

@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.backends.native import below_numpy, family, of_any_shape, part_ns
 from penstock.backends.native.growable import GrowableBuffers
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word, strides_of
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
 from penstock.core.checkpoints import checkpoint
 from penstock.core.records import NamedTuple
 from penstock.core.traced import int64s
@@ -26,6 +26,7 @@ from penstock.host.native import NativeLibrary
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel, MemoryUse
+from penstock.ir.layout import strides_of
 from penstock.ir.op import Attrs
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.internal.attention import STACKED_ATTENTION

@@ -9,16 +9,10 @@ import numpy as np
 
 from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.formulas import BLOCK, Term
-from penstock.backends.native.kernel import (
-    NativeCall,
-    Site,
-    Tensor,
-    UnsupportedError,
-    Word,
-    strides_of,
-)
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
 from penstock.core.records import dataclass, field
 from penstock.ir.graph import Node
+from penstock.ir.layout import strides_of
 from penstock.ops.common.fixed_point import TERM_BITS, Multiplier, pair_multipliers, rescaled
 
 # As in c/core/elementwise.c.

@@ -31,14 +31,13 @@ from penstock.backends.native.kernel import (
     Tensor,
     UnsupportedError,
     Word,
-    strides_of,
 )
 from penstock.core.records import NamedTuple, replace
 from penstock.core.traced import EXTREMES, TRACED, int64s
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Node, Value
-from penstock.ir.layout import channels_last, line_aligned
+from penstock.ir.layout import channels_last, line_aligned, strides_of
 from penstock.ops.common.constant_cache import (
     ConstantRef,
     Reordered,

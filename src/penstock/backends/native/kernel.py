@@ -13,7 +13,6 @@ from penstock.backends.numpy import run_node
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InternalError
 from penstock.core.records import dataclass, field, replace
-from penstock.core.traced import cached_unless_traced
 from penstock.core.types import INT64, RunValue, RunValues, TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Contents, Node, Value
@@ -28,7 +27,7 @@ from penstock.ir.kernel import (
     LayoutHints,
     PackedConstants,
 )
-from penstock.ir.layout import RuntimeArray, order_in_memory, packed_strides
+from penstock.ir.layout import RuntimeArray, order_in_memory, strides_of
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, weights_of
 
 
@@ -51,8 +50,6 @@ WORKSPACE = _Workspace()
 
 ROUNDED = "rounded_"
 """name prefix of kernels that round operands to bfloat16"""
-strides_of = cached_unless_traced(packed_strides.__wrapped__)
-"""``packed_strides``, also of traced dims"""
 _MOST_ORDERED = 15  # dims, with four bits each
 _OWN_ORDERS: Mapping[int, int] = {}
 _RESULTS = 4  # the place of the outputs to allocate among the arguments of a call

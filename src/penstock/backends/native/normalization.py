@@ -9,16 +9,9 @@ from functools import partial
 import numpy as np
 
 from penstock.backends.native import by_memory, family, fused_with, rows_ns, str_
-from penstock.backends.native.kernel import (
-    NativeCall,
-    Site,
-    Tensor,
-    UnsupportedError,
-    Word,
-    strides_of,
-)
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
 from penstock.core.records import replace
-from penstock.ir.layout import channels_last
+from penstock.ir.layout import channels_last, strides_of
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.internal.fused import parts
 

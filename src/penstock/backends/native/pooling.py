@@ -12,11 +12,11 @@ import numpy as np
 
 from penstock.backends.native import by_memory, family, rows_ns, str_
 from penstock.backends.native.image_convolution import steps_of
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, strides_of
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.backends.native.reduce import reduction_over
 from penstock.core.records import NamedTuple
 from penstock.core.traced import deferred, int64s
-from penstock.ir.layout import channels_last
+from penstock.ir.layout import channels_last, strides_of
 from penstock.ops.common.windows import Window
 from penstock.ops.onnx.pooling import pool_windows
 

@@ -9,8 +9,9 @@ from functools import partial
 import numpy as np
 
 from penstock.backends.native import by_memory, family, rows_ns, str_
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, strides_of
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.core.types import BOOL
+from penstock.ir.layout import strides_of
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.fixed_point import mean_multiplier, product_multiplier, short_multiplier
 from penstock.ops.common.shape_rules import normalize_axes

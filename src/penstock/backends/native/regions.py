@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.backends.native import by_memory, family, part_ns, rows_ns
-from penstock.backends.native.kernel import WORKSPACE, Finish, NativeCall, Site, Tensor, strides_of
+from penstock.backends.native.kernel import WORKSPACE, Finish, NativeCall, Site, Tensor
 from penstock.core.checkpoints import UNCHECKED_S
 from penstock.core.traced import int64s
 from penstock.core.types import FLOAT32, INT64, TensorType
+from penstock.ir.layout import strides_of
 from penstock.ops.common.dtypes import FLOAT64, INT32
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.work_estimate import Workload

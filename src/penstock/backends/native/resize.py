@@ -9,9 +9,10 @@ from functools import partial
 import numpy as np
 
 from penstock.backends.native import LANES, by_memory, family, rows_ns, str_
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, strides_of
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType
+from penstock.ir.layout import strides_of
 from penstock.ops.onnx.pad import pad_widths, padded_places
 from penstock.ops.onnx.resize import Table, resize_tables
 

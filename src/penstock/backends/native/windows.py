@@ -7,8 +7,9 @@ import math
 import numpy as np
 
 from penstock.backends.native import by_memory, family, part_ns, rows_ns, str_
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, strides_of
+from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.traced import int64s
+from penstock.ir.layout import strides_of
 from penstock.ops.common.windows import windows
 from penstock.ops.work_estimate import Workload
 
