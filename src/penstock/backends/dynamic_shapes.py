@@ -44,7 +44,7 @@ from penstock.core.traced import NumberFormula, NumberTrace, UntraceableError
 from penstock.core.types import ANY, RunValue, RunValues, ShapeError, TensorType, Type
 from penstock.host.malloc import give_back_memory
 from penstock.ir.graph import Contents, Node, Value
-from penstock.ir.kernel import WORTH_PACKING, Kernel, PackedConstants, RuntimeShapes
+from penstock.ir.kernel import WORTH_PACKING, FunctionParts, Kernel, PackedConstants, RuntimeShapes
 from penstock.ir.layout import order_in_memory
 from penstock.ops.internal.fused import fused, is_fused
 from penstock.ops.work_estimate import flops
@@ -167,7 +167,7 @@ class KernelCache:
     """
 
     __slots__ = (
-        *("__weakref__", "_awaited", "_compiled", "_estimate", "_fallback", "_formulas", "_least"),
+        *("__weakref__", "_awaited", "_compiled", "_estimate", "_formulas", "_least"),
         *("_lost", "_made", "_nbytes", "_paid", "_plain", "_price", "_traced"),
         *("_varying", "backend", "contents", "kernels", "node", "pays", "types", "weights"),
     )
@@ -194,7 +194,6 @@ class KernelCache:
         is_const = [v is None or v.is_constant for v in node.inputs]
         self._varying = [i for i, t in enumerate(types) if t is not None and not is_const[i]]
         self._nbytes = sum([t.nbytes for t, own in zip(types, is_const, strict=True) if t and own])
-        self._fallback = partial(run_node, node, types)  # no method, which would make a cycle
         self.weights = {
             i: v
             for i, (v, t) in enumerate(zip(node.inputs, types, strict=True))
@@ -217,13 +216,16 @@ class KernelCache:
         """The weights that the function of a kernel looks at, by input."""
         return {i: v.const for i, v in self.weights.items() if i not in kernel.packed.inputs}
 
+    def _parts(self, kernel: Kernel, inputs: RunValues) -> FunctionParts | None:
+        fallback = partial(run_node, self.node, self.types)  # no method, which would make a cycle
+        return None if kernel.binder is None else kernel.binder.function_parts(inputs, fallback)
+
     def _compile(self, node: Node, inputs: RunValues) -> Callable[..., RunValue] | None:
         """The function of the backend's kernel for a node with the shapes of ``inputs``."""
         kernel = self.backend.static_kernel(node, _types(node.inputs))
         if kernel is None:
             return None
-        binder = kernel.binder
-        parts = None if binder is None else binder.function_parts(inputs, self._fallback)
+        parts = self._parts(kernel, inputs)
         if parts is None:
             self._raise_price()
         self._compiled += parts is not None
@@ -250,8 +252,7 @@ class KernelCache:
         try:
             node = _typed(self.node, types, {})
             kernel = self.backend.static_kernel(node, _types(node.inputs))
-            binder = None if kernel is None else kernel.binder
-            parts = None if binder is None else binder.function_parts(inputs, self._fallback)
+            parts = None if kernel is None else self._parts(kernel, inputs)
             formula = None if parts is None else trace.formula(parts[1])
         except (UntraceableError, TypeError, AttributeError):  # traced numbers lack some operations
             formula = None

@@ -150,10 +150,12 @@ def rows_ns(additions: float, rows: float = 0) -> float:
 def blocks_of_rows(rows: int, panels: int, most: int, flops: float) -> int:
     """Return the number of row blocks, of at most ``most`` rows, of a product with these rows,
     panels and operations."""
-    from penstock.core.traced import EXTREMES, TRACED  # saved sessions need neither
-
     cores = core_budget()
-    smaller, larger = EXTREMES[type(flops) in TRACED]
+    smaller, larger = min, max
+    if type(flops) not in (int, float):
+        from penstock.core.traced import EXTREMES  # which saved sessions do not import
+
+        smaller, larger = EXTREMES[True]
     # Items are unequal, such as a panel and the remaining columns: more of them balance threads, as
     # long as each takes far longer than its dispatch.
     more = smaller(_MOST_OF_CORE * cores, math.floor(flops / _ITEM_FLOPS)) if cores > 1 else 0
