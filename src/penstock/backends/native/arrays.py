@@ -13,12 +13,12 @@ from penstock.backends.native import family, of_any_shape, rows_ns
 from penstock.backends.native.growable import GrowableBuffers
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, native_kernel, site_of
 from penstock.core.records import dataclass, replace
-from penstock.core.traced import int64s
+from penstock.core.traced import TRACED, int64s
 from penstock.core.types import RunValue, RunValues, ShapeError, TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Binder, BoundCall, CompiledCall, Kernel, LayoutHints, MemoryUse
-from penstock.ir.layout import is_plannable, strides_of
+from penstock.ir.layout import is_plannable, packed_strides
 
 _SIZES = (1, 2, 4, 8, 16)  # bytes of an element
 _MOST_PARTS, _MOST_DIMS = 16, 64  # of a compiled Concat
@@ -56,10 +56,12 @@ def join_call(site: Site) -> NativeCall | None:
     size, axis = output.dtype.itemsize, site.attr("axis", 1) % max(len(output.dims), 1)
     # A tensor of rank 0 is copied as one of rank 1.
     shapes = [t.dims or (1,) for t in (*parts, output)]
+    is_plain = TRACED.isdisjoint(map(type, chain(*shapes)))
+    dense = packed_strides if is_plain else packed_strides.__wrapped__
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         in_bytes = [
-            tuple([size * x for x in s]) if s else strides_of(dims, size)
+            tuple([size * x for x in s]) if s else dense(dims, size)
             for s, dims in zip(strides, shapes, strict=True)
         ]
         # Threads divide the result along its outermost dim, like its producers and consumers.
