@@ -34,7 +34,6 @@ from tests.support.tflite_operators import LITERT_LACKS, names
 
 CASES = cases()
 SMALL = [case for case in CASES if case.size == "small"]
-REFUSED = {("ARG_MAX", "bool"), ("ARG_MIN", "bool")}  # by Penstock
 
 
 def name_of(case: OperatorCase) -> str:
@@ -67,10 +66,6 @@ def test_small_case_is_run_by_both_engines(case: OperatorCase, tmp_path: Path) -
     model, path = case.model(), tmp_path / "case.tflite"
     path.write_bytes(model.file)
     want = LiteRt(1).load(path)(model.feeds)
-    if (case.operator, case.type) in REFUSED:
-        with pytest.raises(ps.InvalidModel):
-            ps.compile(path)
-        return
     got = list(ps.compile(path, threads=1).run(model.feeds).values())
     assert [y.dtype for y in got] == [y.dtype for y in want]
 
