@@ -48,9 +48,12 @@ def link(request, monkeypatch):
             self._room = nbytes
             return Held()
 
-    # The links of the cluster that tests share, whose messages are of several items, go on meanwhile.
-    packed = links._packed
-    monkeypatch.setattr(links, "ray_identity", lambda: ("", ""))
+    # The cluster that tests share goes on meanwhile: its links have messages of several items, and the
+    # thread that watches it ends it where this process has another identity.
+    packed, identity, own = links._packed, links.ray_identity, threading.get_ident()
+    monkeypatch.setattr(
+        links, "ray_identity", lambda: ("", "") if threading.get_ident() == own else identity()
+    )
     monkeypatch.setattr(
         links, "_packed", lambda message: Packed(message) if len(message) == 1 else packed(message)
     )
