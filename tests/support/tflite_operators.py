@@ -5,9 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-import penstock.frontends.tflite.importer  # noqa: F401 - registers the rules
 from penstock.frontends.tflite.conversion import RULES
 from penstock.frontends.tflite.flatbuffer import schema
+from penstock.frontends.tflite.importer import rule_of
+
+for unknown in ("CUSTOM:unknown", "unknown"):  # imports all modules with rules
+    rule_of(unknown)
 
 _NO_OPERATORS = frozenset({"CUSTOM", "DELEGATE", "PLACEHOLDER_FOR_GREATER_OP_CODES"})
 _LACKS = """

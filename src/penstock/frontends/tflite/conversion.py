@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -30,7 +30,9 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import AttrDict, Attrs
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW
-from penstock.ops.tensorflow.state import Store, variable_name
+
+if TYPE_CHECKING:
+    from penstock.ops.tensorflow.state import Store
 
 
 class OperatorContext(Protocol):
@@ -38,10 +40,12 @@ class OperatorContext(Protocol):
     of ``initial``; ``handles`` has the numbers of tables, ``tables`` their keys and values."""
 
     table: FlatTable
-    store: Store
     initial: dict[str, np.ndarray]
     handles: dict[Value, int]
     tables: dict[int, tuple[Value, Value]]
+
+    @property
+    def store(self) -> Store: ...
 
     def use(
         self, scope: SubgraphScope, index: int, arguments: Sequence[Value], prefix: str
@@ -223,6 +227,8 @@ class OperatorConversion(NodeBuilder):
 
     def variable_attrs(self, container: str, name: str) -> AttrDict:
         """Return the attributes of a node that names a variable, with its initial value's type."""
+        from penstock.ops.tensorflow.state import variable_name  # most models have no variables
+
         attrs = {"container": container, "shared_name": name, "store": self.context.store}
         first = self.context.initial.get(variable_name(attrs, ""))
         if first is not None:

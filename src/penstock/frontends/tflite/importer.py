@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -31,17 +31,10 @@ from penstock.frontends.common.builder import UniqueNames
 from penstock.frontends.common.diagnostics import NO_KERNEL, Diagnostics, NodeError, TensorError
 from penstock.frontends.common.inferred_types import InferredTypes
 from penstock.frontends.common.model_files import open_path
-from penstock.frontends.tflite import (  # noqa: F401 - modules register their rules
-    rules,
-    rules_arrays,
-    rules_control,
-    rules_images,
-    rules_recurrent,
-)
+from penstock.frontends.tflite import rules, rules_arrays  # noqa: F401 - they register rules
 from penstock.frontends.tflite.conversion import RULES, OperatorConversion, RuleEntry, SubgraphScope
 from penstock.frontends.tflite.file import OpenFile, opened_model
 from penstock.frontends.tflite.flatbuffer import FlatTable, schema
-from penstock.frontends.tflite.rules_custom import custom
 from penstock.frontends.tflite.tensors import (
     DeclaredTensor,
     Quantization,
@@ -53,7 +46,9 @@ from penstock.frontends.tflite.tensors import (
 )
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ops.registry import standard
-from penstock.ops.tensorflow.state import Store
+
+if TYPE_CHECKING:
+    from penstock.ops.tensorflow.state import Store
 
 
 def load_tflite(
@@ -118,11 +113,18 @@ class SubgraphImporter:
         self.types = InferredTypes()
         self.names = UniqueNames(list, numbered="{}#{}")
         self.initial: dict[str, np.ndarray] = {}
-        self.store = Store()
         self.handles: dict[Value, int] = {}
         self.tables: dict[int, tuple[Value, Value]] = {}
         self._constants: dict[tuple[int, int], Value] = {}
         self._declared: dict[tuple[int, int], DeclaredTensor] = {}
+
+    @cached_property
+    def store(self) -> Store:
+        from penstock.ops.tensorflow.state import Store
+
+        store = Store()
+        store.initial = self.initial
+        return store
 
     def model(self, path: str | None = None, signature: str | None = None) -> Model:
         """Return the model whose entry is the subgraph of a signature, with its names, or else the
@@ -156,7 +158,6 @@ class SubgraphImporter:
         self.run(scope)
         outputs = self.results(scope, wanted)
         self.diagnostics.raise_collected()
-        self.store.initial = self.initial
         graph = Graph(inputs, outputs, scope.nodes, name)
         return Model(
             {name: graph},
@@ -433,7 +434,7 @@ class SubgraphImporter:
             outputs.append(Value(self.names.unique(scope.prefix + (name or f"tensor_{index}"))))
             output_quantizations.append(tensor.quantization)
             output_dtypes.append(tensor.dtype)
-        rule = RULES.get(op) or (RuleEntry(custom) if op.startswith("CUSTOM:") else None)
+        rule = rule_of(op)
         if faults:
             self.diagnostics.problem(*[f"{origin} {fault}" for fault in faults])
         elif rule is None:
@@ -459,3 +460,14 @@ class SubgraphImporter:
             scope.nodes += conversion.nodes
         # Operators that read what could not be converted have no fault of their own to report.
         values.update(zip(operator.outputs, outputs, strict=True))
+
+
+def rule_of(op: str) -> RuleEntry | None:
+    """The rule of an operator; those that few models have are imported when one is asked for."""
+    if op.startswith("CUSTOM:"):
+        from penstock.frontends.tflite.rules_custom import custom
+
+        return RULES.get(op) or RuleEntry(custom)
+    if op not in RULES:
+        from penstock.frontends.tflite import rules_control, rules_images, rules_recurrent  # noqa: F401
+    return RULES.get(op)
