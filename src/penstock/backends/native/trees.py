@@ -175,10 +175,15 @@ def _in_order(tests: _Tests, roots: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     place = np.full(len(tests.leaf), -1)
     level, tree, count = roots, np.arange(len(roots)), 0
     levels: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    inner = ~tests.leaf
+    reached = np.concatenate([roots, tests.passed[inner], tests.failed[inner]])
+    shares = np.bincount(reached).max() > 1
     while len(level):
-        here = np.zeros(len(level), np.bool_)
-        here[np.unique(level, return_index=True)[1]] = True
-        here &= place[level] < 0
+        here = np.ones(len(level), np.bool_)
+        if shares:
+            here[:] = False
+            here[np.unique(level, return_index=True)[1]] = True
+            here &= place[level] < 0
         place[level[here]] = count + np.flatnonzero(here)
         count += len(level)
         inner = here & ~tests.leaf[level]
@@ -186,7 +191,8 @@ def _in_order(tests: _Tests, roots: np.ndarray) -> tuple[np.ndarray, np.ndarray,
         child[inner] = count + 2 * np.arange(inner.sum())
         levels.append((level, tree, child))
         parents, tree = level[inner], np.repeat(tree[inner], 2)
-        level = np.stack([tests.passed[parents], tests.failed[parents]], 1).reshape(-1)
+        level = np.empty(2 * len(parents), np.intp)
+        level[::2], level[1::2] = tests.passed[parents], tests.failed[parents]
     tests_in_order, tree, child = map(np.concatenate, zip(*levels, strict=True))
     order = np.argsort(tree, kind="stable")
     moved = np.argsort(order)
