@@ -793,6 +793,16 @@ def of_any_strides(
         behind = program_behind(site, first)
     programs = first is not None, behind
 
+    def with_program(chosen: NativeCall, strides: Sequence[Any], rows: int) -> NativeCall:
+        takes_program, behind = programs
+        words, ns = NO_PROGRAM, chosen.item_ns
+        if behind is not None:
+            added = behind(output[1] if rows == 1 else math.prod(output[2:]), strides)
+            words, ns = added.words, ns + added.item_ns * added.items / chosen.items
+        if not takes_program:
+            return chosen
+        return replace(chosen, words=(*chosen.words, rows, *words), item_ns=ns)
+
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         if any(strides[i] for i in dense):
             raise UnsupportedError  # they must be contiguous
@@ -806,28 +816,21 @@ def of_any_strides(
         innermost = False not in [own is None or own[1] == 1 for own in read]
         x = site.tensors[images[0] or 0]
         gaps = steps[0] is None or x is None or steps[0][3] != x.dims[1]
-        chosen, program = call, NO_PROGRAM
-        takes_program, behind = programs
+        chosen = call
         if copying is not None and (gaps or not innermost):
             chosen = copying() or call
-        ns = chosen.item_ns
+        chosen = replace(chosen, words=(*chosen.words[: -len(images)], *int64s(*steps)))
         rows = 0
-        if behind is not None:
+        if programs[1] is not None:
             last = steps_of(output, strides_of(output, 1, order), turned)
             # Rows of filters, or of the positions of a filter.
             rows = 1 if steps[-1] is not None and steps[-1] == last else 2
             if rows == 2 and strides[len(site.node.inputs)] is not None:
                 raise UnsupportedError
-            row = output[1] if rows == 1 else math.prod(output[2:])
-            added = behind(row, strides)
-            program = added.words
-            ns += added.item_ns * added.items / chosen.items
-        words = (*chosen.words[: -len(images)], *int64s(*steps))
-        words = (*words, rows, *program) if takes_program else words
-        return replace(chosen, words=words, item_ns=ns)
+        return with_program(chosen, strides, rows)
 
     # A program reads further tensors.
-    plain = restrided([None] * len(site.tensors)) if first else call
+    plain = with_program(call, [None] * len(site.tensors), 2) if first else call
     return replace(plain, restrided=restrided, dims_order=order)
 
 

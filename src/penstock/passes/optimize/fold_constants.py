@@ -141,7 +141,10 @@ class _Folder:
         is_constant = (first is None or first.is_constant) and self.is_constant(node)
         results: Sequence[np.ndarray] | None = None
         if is_constant and not is_control:
-            results = self.evaluate(node, types)
+            data = getattr(types[0], "data", None) if len(types) == 1 and not self.framed else None
+            # Where inference has computed the contents, no kernel does it again.
+            if data is None or _contents(types[0], data) is None:
+                results = self.evaluate(node, types)
         stays = bool(node.control_inputs) or not node.outputs
         for i, value in enumerate(node.outputs):
             if value is None:
@@ -255,9 +258,9 @@ def _basis(node: Node) -> list[object]:
     return [node.op, *node.attrs, *node.attrs.values(), *node.inputs, *types]
 
 
-def _contents(type_: TensorType, data: Sequence[Dim]) -> np.ndarray | None:
+def _contents(type_: Type, data: Sequence[Dim]) -> np.ndarray | None:
     """Return the constant result of shape arithmetic; None unless every element is known."""
-    if not type_.static or all_known(data) is None:
+    if not isinstance(type_, TensorType) or not type_.static or all_known(data) is None:
         return None
     try:
         return np.array(data, type_.dtype).reshape(type_.dims)
