@@ -793,7 +793,9 @@ def of_any_strides(
         behind = program_behind(site, first)
     programs = first is not None, behind
 
-    def with_program(chosen: NativeCall, strides: Sequence[Any], rows: int) -> NativeCall:
+    def with_program(
+        chosen: NativeCall, strides: Sequence[tuple[int, ...] | None], rows: int
+    ) -> NativeCall:
         takes_program, behind = programs
         words, ns = NO_PROGRAM, chosen.item_ns
         if behind is not None:

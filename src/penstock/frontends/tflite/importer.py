@@ -434,7 +434,7 @@ class SubgraphImporter:
             outputs.append(Value(self.names.unique(scope.prefix + (name or f"tensor_{index}"))))
             output_quantizations.append(tensor.quantization)
             output_dtypes.append(tensor.dtype)
-        rule = rule_of(op)
+        rule = RULES.get(op) or rule_of(op)
         if faults:
             self.diagnostics.problem(*[f"{origin} {fault}" for fault in faults])
         elif rule is None:
