@@ -785,25 +785,21 @@ def of_any_strides(
     tensors = [word for word in call.words if isinstance(word, Tensor)]
     # Weights and bias given at run time, and other operands of kernels without programs.
     dense = {t.index for t in tensors if t.own_order or (first is None and t.index not in images)}
-    # A single cell of the closure, as the garbage collector traverses each.
     behind = None
     if first:
         from penstock.backends.native.elementwise import program_behind
 
         behind = program_behind(site, first)
-    programs = first is not None, behind
+    # A single cell of the closure, as the garbage collector traverses each.
+    programs = () if first is None else (0, *NO_PROGRAM), behind
 
     def with_program(
         chosen: NativeCall, strides: Sequence[tuple[int, ...] | None], rows: int
     ) -> NativeCall:
-        takes_program, behind = programs
-        words, ns = NO_PROGRAM, chosen.item_ns
-        if behind is not None:
-            added = behind(output[1] if rows == 1 else math.prod(output[2:]), strides)
-            words, ns = added.words, ns + added.item_ns * added.items / chosen.items
-        if not takes_program:
-            return chosen
-        return replace(chosen, words=(*chosen.words, rows, *words), item_ns=ns)
+        assert programs[1] is not None
+        added = programs[1](output[1] if rows == 1 else math.prod(output[2:]), strides)
+        ns = chosen.item_ns + added.item_ns * added.items / chosen.items
+        return replace(chosen, words=(*chosen.words, rows, *added.words), item_ns=ns)
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         if any(strides[i] for i in dense):
@@ -821,15 +817,16 @@ def of_any_strides(
         chosen = call
         if copying is not None and (gaps or not innermost):
             chosen = copying() or call
-        chosen = replace(chosen, words=(*chosen.words[: -len(images)], *int64s(*steps)))
-        rows = 0
-        if programs[1] is not None:
-            last = steps_of(output, strides_of(output, 1, order), turned)
-            # Rows of filters, or of the positions of a filter.
-            rows = 1 if steps[-1] is not None and steps[-1] == last else 2
-            if rows == 2 and strides[len(site.node.inputs)] is not None:
-                raise UnsupportedError
-        return with_program(chosen, strides, rows)
+        none, behind = programs
+        words = (*chosen.words[: -len(images)], *int64s(*steps))
+        if behind is None:
+            return replace(chosen, words=(*words, *none))
+        last = steps_of(output, strides_of(output, 1, order), turned)
+        # Rows of filters, or of the positions of a filter.
+        rows = 1 if steps[-1] is not None and steps[-1] == last else 2
+        if rows == 2 and strides[len(site.node.inputs)] is not None:
+            raise UnsupportedError
+        return with_program(replace(chosen, words=words), strides, rows)
 
     # A program reads further tensors.
     plain = with_program(call, [None] * len(site.tensors), 2) if first else call
