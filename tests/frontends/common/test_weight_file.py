@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -75,6 +76,30 @@ def test_file_that_changes_between_ranges_is_refused(path: Path) -> None:
         with pytest.raises(ValueError, match="changed while it was read"):
             file.read(offset, size)
     assert np.array_equal(first, BYTES[:10])
+
+
+def test_file_that_is_held_open_is_opened_once(path: Path) -> None:
+    opened = []
+
+    def opening() -> BinaryIO:
+        opened.append(open_inside(path.parent, path.name))
+        return opened[-1]
+
+    file = WeightFile(opening)
+    with file.held_open():
+        assert all(np.array_equal(file.read(i, 5), BYTES[i : i + 5]) for i in range(0, 90, 5))
+    assert len(opened) == 2
+    assert opened[-1].closed
+    assert np.array_equal(file.read(90, 10), BYTES[90:])
+    assert len(opened) == 3
+
+
+def test_file_that_changes_while_it_is_held_open_is_refused(path: Path) -> None:
+    file = weight_file(path)
+    with file.held_open():
+        os.truncate(path, 50)
+        with pytest.raises(ValueError, match="changed while it was read"):
+            file.read(10, 10)
 
 
 def test_file_that_is_replaced_between_ranges_is_refused(path: Path) -> None:

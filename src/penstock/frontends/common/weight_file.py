@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import BinaryIO
 from weakref import ref
 
@@ -44,6 +44,7 @@ class WeightFile:
         self._ranges: dict[tuple[int, int], ref[np.ndarray]] = {}
         self._taken = 0
         self._whole: np.ndarray | None = None
+        self._held: BinaryIO | None = None
         if isinstance(source, bytes):
             self._whole, self.size = np.frombuffer(source, np.uint8), len(source)
             return
@@ -63,6 +64,15 @@ class WeightFile:
                 note_origin(self._whole, self._path, 0)
             elif self.size <= _SMALL:
                 self._whole = self._read(0, self.size)
+
+    @contextmanager
+    def held_open(self) -> Iterator[None]:
+        """Read from one open file in the block; each range opens it otherwise."""
+        with self._open() as self._held:
+            try:
+                yield
+            finally:
+                self._held = None
 
     @property
     def whole(self) -> memoryview | None:
@@ -89,7 +99,7 @@ class WeightFile:
 
     def _read(self, offset: int, size: int) -> np.ndarray:
         data = new_bytes(size)
-        with self._open() as file:
+        with self._open() if self._held is None else nullcontext(self._held) as file:
             file.seek(offset)
             count = file.readinto(data)  # type: ignore[attr-defined]
             # Otherwise weights of two files would be mixed.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import chain, zip_longest
 from operator import attrgetter
 
@@ -74,8 +74,8 @@ def load_onnx(source: Source, limits: Limits = DEFAULT_LIMITS, map_weights: bool
     """
     path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
     folder = None if path is None else os.path.dirname(path) or os.curdir
-    with opened(source) as (proto, weights):
-        tensors = TensorReader(limits, folder, map_weights)
+    with opened(source) as (proto, weights), ExitStack() as files:
+        tensors = TensorReader(limits, folder, map_weights, files)
         return _Importer(proto, weights, path, tensors).model()
 
 

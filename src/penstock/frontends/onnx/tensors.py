@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -122,10 +123,11 @@ def _dim(proto: TensorShapeProto.Dimension, entry: bool) -> Dim:
 @dataclass(eq=False)
 class TensorReader(ConstantBudget):
     """Reads the tensors of one model. External data are only read from ``folder``, or mapped if
-    ``map_weights``."""
+    ``map_weights``; the latest file stays open until ``opened`` is closed."""
 
     folder: str | None
     map_weights: bool = False
+    opened: ExitStack = field(default_factory=ExitStack)
     files: dict[str, WeightFile] = field(default_factory=dict)
 
     def read(self, tensor: TensorProto | Apart) -> np.ndarray:
@@ -216,6 +218,9 @@ class TensorReader(ConstantBudget):
                 file = self.files[location] = WeightFile(
                     partial(open_inside, Path(self.folder), location), self.map_weights
                 )
+                if file.whole is None:
+                    self.opened.close()  # the one before: a model may have thousands of files
+                    self.opened.enter_context(file.held_open())
             data = file.read(offset, needed) if offset + needed <= file.size else None
         except ValueError as error:
             raise TensorError(
