@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +37,8 @@ _MASK_DELTA = 0xA282EAD8
 
 class Bundle:
     """The tensors of a checkpoint by their keys. ``prefix`` is the prefix of its files' names in
-    ``folder``. They are read, or mapped into memory if ``map_weights``.
+    ``folder``. They are read, or mapped into memory if ``map_weights``; the latest file stays open
+    until ``opened`` is closed.
 
     Raises ``InvalidModel`` for files that are not a checkpoint, or are damaged.
     """
@@ -48,6 +50,7 @@ class Bundle:
         self.prefix = prefix
         self.limits = limits
         self.map_weights = map_weights
+        self.opened = ExitStack()
         self._tensors: dict[str, np.ndarray] = {}
         self._unread: dict[int, int] = {}
         self._shards: dict[int, WeightFile] = {}
@@ -115,6 +118,9 @@ class Bundle:
                 shard = WeightFile(partial(open_inside, self.folder, name), self.map_weights)
                 self._shards[entry.shard_id] = shard
                 self._unread[entry.shard_id] = shard.size
+                if shard.whole is None:
+                    self.opened.close()
+                    self.opened.enter_context(shard.held_open())
             if not 0 <= entry.offset <= entry.offset + entry.size <= shard.size:
                 raise InvalidModel(f"{where} reaches beyond the end of its file; copy that again")
             # Tensors take no more memory than the files have.

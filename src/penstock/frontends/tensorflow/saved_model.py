@@ -262,7 +262,8 @@ class _Reader:
         keys = dict(self.restored())
         for name, key in self.captured(bundle.entries):
             keys.setdefault(name, key)  # if both give a key, the graph's restoring nodes are right
-        return {name: bundle.read(key) for name, key in keys.items()}
+        with bundle.opened:
+            return {name: bundle.read(key) for name, key in keys.items()}
 
     def restored(self) -> Iterator[tuple[str, str]]:
         """Yield variables, by node, and the keys from which they are restored."""
