@@ -25,7 +25,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING
 from zlib import adler32, crc32
@@ -301,7 +301,8 @@ class CacheEntry:
             model = load_artifact(self.path, limits, map_weights=True)
             file = model.artifact
             file.check(quick=True)  # a damaged entry is removed and written again
-            file.read_references(self._weights())
+            with ExitStack() as opened:
+                file.read_references(self._weights(opened))
             if file.document("key") != self.key:
                 return None
             beside = [
@@ -326,8 +327,9 @@ class CacheEntry:
             model.path = os.path.abspath(self.source)
         return model
 
-    def _weights(self) -> Callable[[str, int, int], np.ndarray]:
-        """Return a function that reads parts of the model's files, by path below its folder."""
+    def _weights(self, held: ExitStack) -> Callable[[str, int, int], np.ndarray]:
+        """Return a function that reads parts of the model's files, by path below its folder; the
+        latest of them stays open until ``held`` is closed."""
         from penstock.frontends.common.weight_file import WeightFile
 
         base, is_mapped, files = self._base, self.options.map_weights, {}
@@ -340,6 +342,9 @@ class CacheEntry:
                 inside = partial(_open_beside, base, path)
                 opened = partial(open_path, whole) if whole == source else inside
                 files[path] = WeightFile(opened, is_mapped)
+                if files[path].whole is None:
+                    held.close()
+                    held.enter_context(files[path].held_open())
             if not 0 <= offset <= files[path].size - count:
                 raise ValueError(f"{path!r} has no {count} bytes at {offset}")
             return files[path].read(offset, count)
