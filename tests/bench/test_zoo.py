@@ -105,6 +105,8 @@ def test_difference_from_a_library_allows_another_type_and_shape():
         ({"difference": 1e-2}, True),
         ({"difference": 1e-2, "from_library": 1e-2, "peer_from_library": 1e-7}, True),
         ({"difference": 1e-2, "from_library": 1e-7, "peer_from_library": 1e-2}, False),
+        ({"difference": 1e-2, "from_library": 9e-3, "peer_from_library": 5e-3}, False),
+        ({"difference": 1e-2, "from_library": 9e-3, "peer_from_library": 4e-3}, True),
         ({"refused": "no", "difference": None}, False),
         ({"peer_refused": "no"}, False),
         ({"peer_refused": "no", "from_library": 1e-2}, True),
@@ -156,6 +158,16 @@ def test_check_finds_what_is_right_refused_and_off(cache: Path):
     assert not off.wrong
     assert "Unheard" in op.refused and op.peer_refused
     assert check.kept() == [off, ok, op]
+
+
+def test_unoptimized_peer_answers_for_a_library_that_is_not_known(cache: Path):
+    own = product()
+    case = Case(own.cases["row"].feeds)
+    generate("g", [Recipe("ok", lambda: Product(own.model, {"row": case}))], [], again=False)
+    (entry,) = entries()
+    assert entry.answers("row") is None
+    (y,) = check.unoptimized(entry, "row")
+    np.testing.assert_allclose(y, own.cases["row"].answers[0], rtol=1e-6)
 
 
 def test_worker_that_dies_is_an_error_and_starts_again(cache: Path):
