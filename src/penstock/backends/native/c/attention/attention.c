@@ -105,6 +105,16 @@ INLINED void product(const float *a, int64_t a_row, int64_t a_column, const floa
 #define FOLDED_WIDE(x, join) (x)
 #endif
 
+/* The sum of the lanes of SUM_VECTORS vectors, in the order in which those of a single vector are folded. */
+INLINED float sum_of(vector *sums)
+{
+    UNROLLED(i, SUM_VECTORS)
+        sums[i] = FOLDED(sums[i], SUM_OF);
+    UNROLLED(i, SUM_VECTORS / 2)
+        sums[i] = sums[2 * i] + sums[2 * i + 1];
+    return (SUM_VECTORS > 2 ? sums[0] + sums[1] : sums[0])[0];
+}
+
 /* The elements of a where the mask is set, and else those of b. */
 static inline vector chosen_of(lanes mask, vector a, vector b)
 {
@@ -172,12 +182,12 @@ INLINED void weigh(const struct attention *h, const struct head *of, float *scor
 {
     int64_t wide = whole_vectors(of->n), each = h->rank + 2;
     const int64_t *steps = h->steps + 3 * each + h->rank;
-    vector tops[ROWS], totals[ROWS], lowest = (vector){0} - INFINITY;
+    vector tops[ROWS], totals[ROWS][SUM_VECTORS], lowest = (vector){0} - INFINITY;
     lanes within;
     for (int l = 0; l < LANES; l++)
         within[l] = wide - LANES + l < of->n ? -1 : 0;
     UNROLLED(i, rows)
-        tops[i] = (vector){0} + states[i].top, totals[i] = (vector){0};
+        tops[i] = (vector){0} + states[i].top;
     for (int64_t j = 0; j < wide; j += LANES) {
         vector x[ROWS];
         UNROLLED(i, rows)
@@ -200,14 +210,20 @@ INLINED void weigh(const struct attention *h, const struct head *of, float *scor
     }
     UNROLLED(i, rows)
         tops[i] = FOLDED(tops[i], LARGER);
-    UNROLLED(i, rows)
-        for (int64_t j = 0; j < wide; j += LANES) {
-            vector x = weight_of(loaded(scores + i * wide + j) - tops[i]);
-            memcpy(scores + i * wide + j, &x, VECTOR_BYTES);
-            totals[i] += x;
-        }
     UNROLLED(i, rows) {
-        float total = FOLDED(totals[i], SUM_OF)[0];
+        UNROLLED(v, SUM_VECTORS)
+            totals[i][v] = (vector){0};
+        for (int64_t j = 0; j < wide; j += SUM_VECTORS * LANES)
+            UNROLLED(v, SUM_VECTORS)
+                if (j + v * LANES < wide) {
+                    float *const at = scores + i * wide + j + v * LANES;
+                    vector x = weight_of(loaded(at) - tops[i]);
+                    memcpy(at, &x, VECTOR_BYTES);
+                    totals[i][v] += x;
+                }
+    }
+    UNROLLED(i, rows) {
+        float total = sum_of(totals[i]);
         if (!of->first) {
             float before = states[i].total * 256 * weight_of((vector){0} + states[i].top - tops[i])[0];
             total += before;

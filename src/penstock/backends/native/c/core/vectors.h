@@ -11,6 +11,10 @@ enum { VECTOR_BYTES = 32 };
 enum { VECTOR_BYTES = 16 };
 #endif
 
+/* Sums along a row have as many lanes as the widest vectors, in one or several vectors, whatever the instruction set:
+   their order, and so their bits, are the same. */
+enum { SUM_BYTES = 64, SUM_VECTORS = SUM_BYTES / VECTOR_BYTES };
+
 /* Select a constant by vector size: 64, 32 or 16 bytes. */
 #define BY_WIDTH(widest, wide, narrow) (VECTOR_BYTES == 64 ? widest : VECTOR_BYTES == 32 ? wide : narrow)
 

@@ -38,32 +38,36 @@ enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROU
                                                                                                   \
     INLINED double name##_sum(const type *restrict x, int64_t count, type shift, int square)      \
     {                                                                                             \
-        enum { LANES = VECTOR_BYTES / sizeof(type), STEP = VECTORS * LANES };                     \
+        enum { LANES = VECTOR_BYTES / sizeof(type), WIDE = SUM_BYTES / sizeof(type), STEP = VECTORS * WIDE };\
         double total = 0;                                                                         \
         for (int64_t from = 0; from < count; from += RUN) {                                       \
             int64_t to = from + RUN < count ? from + RUN : count, i = from;                       \
-            name##_lanes sums[VECTORS] = {0};                                                     \
+            name##_lanes sums[VECTORS * SUM_VECTORS] = {0};                                       \
             for (; i + STEP <= to; i += STEP)                                                     \
-                for (int j = 0; j < VECTORS; j++) {                                               \
+                UNROLLED(j, VECTORS * SUM_VECTORS) {                                              \
                     name##_lanes d;                                                               \
                     memcpy(&d, x + i + j * LANES, sizeof d);                                      \
                     d -= shift;                                                                   \
                     sums[j] += square ? d * d : d;                                                \
                 }                                                                                 \
-            for (; i + LANES <= to; i += LANES) {                                                 \
-                name##_lanes d;                                                                   \
-                memcpy(&d, x + i, sizeof d);                                                      \
-                d -= shift;                                                                       \
-                sums[0] += square ? d * d : d;                                                    \
+            for (; i < to; i += WIDE) {                                                           \
+                type last[WIDE];                                                                  \
+                if (i + WIDE > to) { /* beyond the row, differences are 0 */                      \
+                    FILL(last, WIDE, shift);                                                      \
+                    memcpy(last, x + i, (to - i) * sizeof *x);                                    \
+                }                                                                                 \
+                UNROLLED(j, SUM_VECTORS) {                                                        \
+                    name##_lanes d;                                                               \
+                    memcpy(&d, (i + WIDE > to ? last : x + i) + j * LANES, sizeof d);             \
+                    d -= shift;                                                                   \
+                    sums[j] += square ? d * d : d;                                                \
+                }                                                                                 \
             }                                                                                     \
-            for (; i < to; i++) {                                                                 \
-                type d = x[i] - shift;                                                            \
-                total += square ? d * d : d;                                                      \
-            }                                                                                     \
-            type parts[LANES];                                                                    \
-            sums[0] = (sums[0] + sums[1]) + (sums[2] + sums[3]);                                  \
+            type parts[WIDE];                                                                     \
+            UNROLLED(j, SUM_VECTORS)                                                              \
+                sums[j] = (sums[j] + sums[SUM_VECTORS + j]) + (sums[2 * SUM_VECTORS + j] + sums[3 * SUM_VECTORS + j]);\
             memcpy(parts, sums, sizeof parts);                                                    \
-            HALVE(parts, LANES, SUM_OF);                                                          \
+            HALVE(parts, WIDE, SUM_OF);                                                           \
             total += parts[0];                                                                    \
         }                                                                                         \
         return total;                                                                             \

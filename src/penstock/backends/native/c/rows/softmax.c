@@ -25,7 +25,7 @@ enum { BLOCK = 2048, COLUMNS = 256 };
 #define DEFINE(name, type, integer, EXP, LOG)                                                     \
     typedef type name##_lanes __attribute__((vector_size(VECTOR_BYTES)));                         \
     typedef integer name##_mask __attribute__((vector_size(VECTOR_BYTES)));                       \
-    enum { name##_LANES = VECTOR_BYTES / sizeof(type) };                                          \
+    enum { name##_LANES = VECTOR_BYTES / sizeof(type), name##_WIDE = SUM_BYTES / sizeof(type) };   \
                                                                                                   \
     static inline name##_lanes name##_read(const type *x)                                         \
     {                                                                                             \
@@ -65,28 +65,26 @@ enum { BLOCK = 2048, COLUMNS = 256 };
                                                                                                   \
     static inline type name##_sum(const type *x, int64_t n)                                       \
     {                                                                                             \
-        enum { LANES = name##_LANES };                                                            \
-        type parts[LANES] = {0};                                                                  \
+        enum { LANES = name##_LANES, WIDE = name##_WIDE, PAIR = 2 * SUM_VECTORS };                \
+        type parts[WIDE];                                                                         \
+        name##_lanes sums[PAIR] = {0};                                                            \
         int64_t i = 0;                                                                            \
-        if (n >= LANES) {                                                                         \
-            name##_lanes sums = {0}, others = {0};                                                \
-            for (; i + 2 * LANES <= n; i += 2 * LANES) {                                          \
-                sums += name##_read(x + i);                                                       \
-                others += name##_read(x + i + LANES);                                             \
-            }                                                                                     \
-            if (i + LANES <= n) {                                                                 \
-                sums += name##_read(x + i);                                                       \
-                i += LANES;                                                                       \
-            }                                                                                     \
-            sums += others;                                                                       \
-            memcpy(parts, &sums, sizeof parts);                                                   \
-            HALVE(parts, LANES, SUM_OF);                                                          \
+        for (; i + 2 * WIDE <= n; i += 2 * WIDE)                                                  \
+            UNROLLED(j, PAIR)                                                                     \
+                sums[j] += name##_read(x + i + j * LANES);                                        \
+        if (i + WIDE <= n) {                                                                      \
+            UNROLLED(j, SUM_VECTORS)                                                              \
+                sums[j] += name##_read(x + i + j * LANES);                                        \
+            i += WIDE;                                                                            \
         }                                                                                         \
-        for (; i < n; i++)                                                                        \
-            parts[0] += x[i];                                                                     \
+        UNROLLED(j, SUM_VECTORS)                                                                  \
+            sums[j] += sums[SUM_VECTORS + j];                                                     \
+        memcpy(parts, sums, sizeof parts);                                                        \
+        for (int64_t j = 0; j < n - i; j++)                                                       \
+            parts[j] += x[i + j];                                                                 \
+        HALVE(parts, WIDE, SUM_OF);                                                               \
         return parts[0];                                                                          \
     }                                                                                             \
-                                                                                                  \
     static inline void name##_finish(type *y, int64_t n, type total, int64_t logarithm)           \
     {                                                                                             \
         total = logarithm ? LOG(total) : 1 / total;                                               \
@@ -98,7 +96,7 @@ enum { BLOCK = 2048, COLUMNS = 256 };
        may overlap the one before, and is computed first: y may alias x. */                       \
     static inline type name##_powers(const type *x, type *y, int64_t n, type top, int64_t logarithm)\
     {                                                                                             \
-        enum { LANES = name##_LANES, MANY = 4 * LANES };                                          \
+        enum { LANES = name##_WIDE, MANY = 4 * LANES };                                           \
         type parts[MANY] = {0}, last[LANES];                                                      \
         const int64_t rest = n % LANES;                                                           \
         if (rest)                                                                                 \
@@ -133,7 +131,7 @@ enum { BLOCK = 2048, COLUMNS = 256 };
        shorter rows, of at most BLOCK elements, together. */                                      \
     static inline void name##_rows(const type *x, type *y, int64_t rows, int64_t length, int64_t logarithm)\
     {                                                                                             \
-        enum { LONG = 8 * name##_LANES };                                                         \
+        enum { LONG = 8 * name##_WIDE };                                                          \
         type spare[BLOCK], *powers = logarithm ? spare : y, total = 0;                            \
         for (int64_t row = 0; row < rows; row++) {                                                \
             const type *from = x + row * length, top = name##_highest(from, length), before = total;\
