@@ -110,9 +110,7 @@ INLINED float sum_of(vector *sums)
 {
     UNROLLED(i, SUM_VECTORS)
         sums[i] = FOLDED(sums[i], SUM_OF);
-    UNROLLED(i, SUM_VECTORS / 2)
-        sums[i] = sums[2 * i] + sums[2 * i + 1];
-    return (SUM_VECTORS > 2 ? sums[0] + sums[1] : sums[0])[0];
+    return joined_sums(sums)[0];
 }
 
 /* The elements of a where the mask is set, and else those of b. */

@@ -9,7 +9,7 @@
 
 /* Scores of a block of keys, queries that are computed together, and vectors of values for each of them: the
    accumulators of four queries fill half of the registers. */
-enum { SCORES = KEYS_AT_ONCE + LANES, TOGETHER = 4, VECTORS = LANES / 4 };
+enum { WIDE = SUM_BYTES / 4, SCORES = KEYS_AT_ONCE + WIDE, TOGETHER = 4, VECTORS = LANES / 4 };
 
 typedef int32_t lanes __attribute__((vector_size(VECTOR_BYTES)));
 
@@ -65,46 +65,48 @@ INLINED vector sums_of(vector *x)
     return x[0];
 }
 
-/* Products of `count` queries with some keys that have fewer features than a vector has lanes. */
+/* Products of `count` queries with some keys that have fewer features than a sum has lanes. */
 static __attribute__((noinline)) void add_short(vector *products, const float *const *q,
                                                 const float *const *rows, int64_t size, int count)
 {
     int keys_at_once = LANES / count;
     for (int l = 0; l < LANES; l++)
         for (int64_t k = 0; k < size; k++)
-            (*products)[l] += q[l / keys_at_once][k] * rows[l % keys_at_once][k];
+            (*products)[l] = fused32(q[l / keys_at_once][k], rows[l % keys_at_once][k], (*products)[l]);
 }
 
 /* Scores of `n` keys for `count` queries, a constant: as many products as a vector has lanes are computed together,
-   of all queries with the next keys. A row of scores may be written past its end, up to a whole vector. */
+   of all queries with the next keys. Each has WIDE sums, those of one vector after the other. A row of scores may be written past its end, up to a whole vector. */
 INLINED void dots(float (*to)[SCORES], const float *const *q, const float *keys, int64_t n, int64_t size,
                   float scale, const int count)
 {
     const int keys_at_once = LANES / count;
-    int64_t whole = size < LANES ? 0 : size, rest = size % LANES;
-    float last[TOGETHER][LANES] = {0};
+    int64_t whole = size < WIDE ? 0 : size, rest = size % WIDE;
+    float last[TOGETHER][WIDE] = {0};
     for (int c = 0; rest && whole && c < count; c++)
-        memcpy(last[c] + LANES - rest, q[c] + size - rest, rest * sizeof *last[c]);
+        memcpy(last[c] + WIDE - rest, q[c] + size - rest, rest * sizeof *last[c]);
     for (int64_t j = 0; j < n; j += keys_at_once) {
-        vector sums[LANES], x[TOGETHER], y;
+        vector sums[LANES], x[TOGETHER], y, parts[SUM_VECTORS];
         const float *rows[LANES];
-        int64_t i = 0;
-        UNROLLED(l, LANES)
-            sums[l] = (vector){0};
         UNROLLED(k, keys_at_once)
             rows[k] = keys + (j + k < n ? j + k : n - 1) * size;
-        for (; i < whole; i += LANES) {
-            /* The last vector may begin before `i`: q has zeros for elements that were added already. */
-            int64_t place = i + LANES <= size ? i : size - LANES;
-            UNROLLED(c, count)
-                memcpy(&x[c], i + LANES <= size ? q[c] + i : last[c], sizeof y);
-            UNROLLED(k, keys_at_once) {
-                memcpy(&y, rows[k] + place, sizeof y);
+        for (int part = 0; part < SUM_VECTORS; part++) {
+            UNROLLED(l, LANES)
+                sums[l] = (vector){0};
+            for (int64_t i = 0; i < whole; i += WIDE) {
+                /* The last vectors may begin before `i`: q has zeros for elements that were added already. */
+                int64_t place = (i + WIDE <= size ? i : size - WIDE) + part * LANES;
                 UNROLLED(c, count)
-                    sums[c * keys_at_once + k] += x[c] * y;
+                    memcpy(&x[c], i + WIDE <= size ? q[c] + place : last[c] + part * LANES, sizeof y);
+                UNROLLED(k, keys_at_once) {
+                    memcpy(&y, rows[k] + place, sizeof y);
+                    UNROLLED(c, count)
+                        sums[c * keys_at_once + k] += x[c] * y;
+                }
             }
+            parts[part] = sums_of(sums);
         }
-        vector products = sums_of(sums);
+        vector products = joined_sums(parts);
         if (!whole)
             add_short(&products, q, rows, size, count);
         products *= scale;
@@ -186,8 +188,8 @@ static int weigh(const struct attention_cache *a, float *scores, const float *bi
                  int64_t seen, float *top, float *total, float *shrink)
 {
     /* In whole vectors, so that sums do not depend on how many keys are masked at the end. */
-    const int64_t whole = CEIL_DIV(n, LANES) * LANES;
-    float most[LANES], parts[LANES] = {0}, cap = (float)a->softcap;
+    const int64_t whole = CEIL_DIV(n, WIDE) * WIDE;
+    float most[WIDE], parts[WIDE] = {0}, cap = (float)a->softcap;
     for (int64_t j = 0; cap && j < n; j++)
         scores[j] = cap * tanh32(scores[j] / cap);
     for (int64_t j = 0; bias && j < n; j++)
@@ -196,12 +198,12 @@ static int weigh(const struct attention_cache *a, float *scores, const float *bi
         scores[j] = -INFINITY;
     for (int64_t j = 0; j < hidden; j++)
         scores[j] = -INFINITY;
-    for (int l = 0; l < LANES; l++)
+    for (int l = 0; l < WIDE; l++)
         most[l] = *top;
-    for (int64_t j = 0; j < whole; j += LANES)
-        for (int l = 0; l < LANES; l++)
+    for (int64_t j = 0; j < whole; j += WIDE)
+        for (int l = 0; l < WIDE; l++)
             most[l] = scores[j + l] > most[l] ? scores[j + l] : most[l];
-    HALVE(most, LANES, LARGEST_OF);
+    HALVE(most, WIDE, LARGEST_OF);
     const float highest = most[0];
     *shrink = 1;
     if (highest == -INFINITY) { /* none of these keys is visible */
@@ -216,10 +218,10 @@ static int weigh(const struct attention_cache *a, float *scores, const float *bi
         *shrink = exp32(*top - highest);
     for (int64_t j = 0; j < whole; j++)
         scores[j] = exp32(scores[j] - highest);
-    for (int64_t j = 0; j < whole; j += LANES)
-        for (int l = 0; l < LANES; l++)
+    for (int64_t j = 0; j < whole; j += WIDE)
+        for (int l = 0; l < WIDE; l++)
             parts[l] += scores[j + l];
-    HALVE(parts, LANES, SUM_OF);
+    HALVE(parts, WIDE, SUM_OF);
     *total = *total * *shrink + parts[0];
     *top = highest;
     return 0;

@@ -41,6 +41,15 @@ INLINED vector one_of(vector a, vector b, int smaller)
 #define LESSER(a, b) one_of(a, b, 1)
 #endif
 
+/* The sum of SUM_VECTORS vectors, which overwrites them, as the lanes of a single vector are added up: neighbours
+   first. */
+INLINED vector joined_sums(vector *sums)
+{
+    UNROLLED(i, SUM_VECTORS / 2)
+        sums[i] = sums[2 * i] + sums[2 * i + 1];
+    return SUM_VECTORS > 2 ? sums[0] + sums[1] : sums[0];
+}
+
 /* For too few floats to be worth a call of memcpy. */
 static inline void copy_floats(float *restrict to, const float *restrict from, int64_t count)
 {

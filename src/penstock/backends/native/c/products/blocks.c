@@ -128,9 +128,9 @@ INLINED void many(const struct block_product *a, int bits, int64_t p, float *c, 
             UNROLLED(i, 8)
                 UNROLLED(j, VECTORS) {
                     vector w = weights_of(a, bits, panel, from + k + i, j, held + j);
-                    w *= loaded(a->scales + at + j * LANES);
-                    if (a->shifts)
-                        w += loaded(a->shifts + at + j * LANES);
+                    /* One form, or compilers would fuse the multiply-add in some loops alone. */
+                    const vector shift = a->shifts ? loaded(a->shifts + at + j * LANES) : (vector){0};
+                    w = w * loaded(a->scales + at + j * LANES) + shift;
                     memcpy(part + (k + i) * PANEL + j * LANES, &w, sizeof w);
                 }
         }

@@ -21,7 +21,7 @@ ITEMS_OF(lstm_cell, lstm_cell)
         const float *restrict new = gates + a->new, *restrict output = gates + a->output;
         float *restrict state = a->state + row * n, *restrict next = a->next + row * n;
         for (int64_t i = 0; i < n; i++)
-            next[i] = sigmoid32(forget[i] + bias) * cell[i] + sigmoid32(input[i]) * tanh32(new[i]);
+            next[i] = fused32(sigmoid32(forget[i] + bias), cell[i], sigmoid32(input[i]) * tanh32(new[i]));
         for (int64_t i = 0; i < n; i++)
             state[i] = sigmoid32(output[i]) * tanh32(next[i]);
     }

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 #include "families.h"
-#include "math32.h"
+#include "math64.h"
 #include "vectors.h"
 
 struct group_normalization {
@@ -33,8 +33,9 @@ struct layer_normalization {
 enum { VECTORS = 4, RUN = 1024, ROWS = 64, MOST_CHANNELS = 1024 };
 enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROUND = 64 };
 
-#define NORMALIZE(name, type)                                                                     \
+#define NORMALIZE(name, type, integer)                                                            \
     typedef type name##_lanes __attribute__((vector_size(VECTOR_BYTES)));                         \
+    typedef integer name##_mask __attribute__((vector_size(VECTOR_BYTES)));                       \
                                                                                                   \
     INLINED double name##_sum(const type *restrict x, int64_t count, type shift, int square)      \
     {                                                                                             \
@@ -50,18 +51,28 @@ enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROU
                     d -= shift;                                                                   \
                     sums[j] += square ? d * d : d;                                                \
                 }                                                                                 \
-            for (; i < to; i += WIDE) {                                                           \
-                type last[WIDE];                                                                  \
-                if (i + WIDE > to) { /* beyond the row, differences are 0 */                      \
-                    FILL(last, WIDE, shift);                                                      \
-                    memcpy(last, x + i, (to - i) * sizeof *x);                                    \
-                }                                                                                 \
+            for (; i + WIDE <= to; i += WIDE)                                                     \
                 UNROLLED(j, SUM_VECTORS) {                                                        \
                     name##_lanes d;                                                               \
-                    memcpy(&d, (i + WIDE > to ? last : x + i) + j * LANES, sizeof d);             \
+                    memcpy(&d, x + i + j * LANES, sizeof d);                                      \
                     d -= shift;                                                                   \
                     sums[j] += square ? d * d : d;                                                \
                 }                                                                                 \
+            /* The last vectors begin before `i`: elements that were added already become 0. */   \
+            if (i < to && count >= WIDE)                                                          \
+                UNROLLED(j, SUM_VECTORS) {                                                        \
+                    name##_lanes d;                                                               \
+                    name##_mask places;                                                           \
+                    for (int l = 0; l < LANES; l++)                                               \
+                        places[l] = j * LANES + l;                                                \
+                    memcpy(&d, x + to - WIDE + j * LANES, sizeof d);                              \
+                    d -= shift;                                                                   \
+                    d = (name##_lanes)((name##_mask)d & (places >= (integer)(i + WIDE - to)));    \
+                    sums[j] += square ? d * d : d;                                                \
+                }                                                                                 \
+            for (; i < to && count < WIDE; i++) {                                                 \
+                type d = x[i] - shift;                                                            \
+                total = fused64(d, square ? d : 1, total);                                        \
             }                                                                                     \
             type parts[WIDE];                                                                     \
             UNROLLED(j, SUM_VECTORS)                                                              \
@@ -151,8 +162,8 @@ enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROU
         }                                                                                         \
     }
 
-NORMALIZE(group_normalization_float32, float)
-NORMALIZE(group_normalization_float64, double)
+NORMALIZE(group_normalization_float32, float, int32_t)
+NORMALIZE(group_normalization_float64, double, int64_t)
 
 #define LAYER(name, type, sum)                                                                    \
     ITEMS_OF(name, layer_normalization)                                                           \

@@ -66,9 +66,14 @@ enum { BLOCK = 2048, COLUMNS = 256 };
     static inline type name##_sum(const type *x, int64_t n)                                       \
     {                                                                                             \
         enum { LANES = name##_LANES, WIDE = name##_WIDE, PAIR = 2 * SUM_VECTORS };                \
-        type parts[WIDE];                                                                         \
+        type parts[WIDE] = {x[0]};                                                                \
         name##_lanes sums[PAIR] = {0};                                                            \
         int64_t i = 0;                                                                            \
+        if (n < WIDE) {                                                                           \
+            for (i = 1; i < n; i++)                                                               \
+                parts[0] += x[i];                                                                 \
+            return parts[0];                                                                      \
+        }                                                                                         \
         for (; i + 2 * WIDE <= n; i += 2 * WIDE)                                                  \
             UNROLLED(j, PAIR)                                                                     \
                 sums[j] += name##_read(x + i + j * LANES);                                        \
@@ -77,11 +82,17 @@ enum { BLOCK = 2048, COLUMNS = 256 };
                 sums[j] += name##_read(x + i + j * LANES);                                        \
             i += WIDE;                                                                            \
         }                                                                                         \
+        if (i < n) /* the last vectors begin before `i` */                                        \
+            UNROLLED(j, SUM_VECTORS) {                                                            \
+                name##_mask places;                                                               \
+                for (int l = 0; l < LANES; l++)                                                   \
+                    places[l] = j * LANES + l;                                                    \
+                const name##_mask own = (name##_mask)name##_read(x + n - WIDE + j * LANES);       \
+                sums[SUM_VECTORS + j] += (name##_lanes)(own & (places >= (integer)(i + WIDE - n)));\
+            }                                                                                     \
         UNROLLED(j, SUM_VECTORS)                                                                  \
             sums[j] += sums[SUM_VECTORS + j];                                                     \
         memcpy(parts, sums, sizeof parts);                                                        \
-        for (int64_t j = 0; j < n - i; j++)                                                       \
-            parts[j] += x[i + j];                                                                 \
         HALVE(parts, WIDE, SUM_OF);                                                               \
         return parts[0];                                                                          \
     }                                                                                             \

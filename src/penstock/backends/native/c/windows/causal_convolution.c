@@ -29,9 +29,9 @@ INLINED void step(const struct causal *a, int64_t first, int64_t last, const int
     for (int64_t row = first; row < last; row++) {
         const float *w = a->w + row % a->channels * kernel;
         const float *past = a->past ? a->past + row * before : NULL;
-        float sum = (a->bias ? a->bias[row % a->channels] : 0) + w[before] * a->x[row];
+        float sum = fused32(w[before], a->x[row], a->bias ? a->bias[row % a->channels] : 0);
         for (int64_t k = 0; past && k < before; k++)
-            sum += w[k] * past[k];
+            sum = fused32(w[k], past[k], sum);
         a->y[row] = sum;
         for (int64_t k = 0; a->state && k < before; k++)
             a->state[row * before + k] = element(past, a->x + row, before, k + 1 - before);
@@ -48,7 +48,7 @@ static void row_of_many(const struct causal *a, int64_t row)
     for (; t < smaller(before, length); t++) {
         y[t] = bias;
         for (int64_t k = 0; k < kernel; k++)
-            y[t] += w[k] * element(past, x, before, t + k - before);
+            y[t] = fused32(w[k], element(past, x, before, t + k - before), y[t]);
     }
     for (int64_t count; t < length; t += count) {
         float sums[TOGETHER];

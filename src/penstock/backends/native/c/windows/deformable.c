@@ -3,6 +3,7 @@
    multiplied by the weights. Compiled with contraction to fused multiply-add. */
 
 // Compiler options: -ffp-contract=fast
+#include "math64.h"
 #include "native.h"
 #include "products.h"
 
@@ -10,11 +11,14 @@ enum { FILTERS = 256, TERMS = 192 };
 
 #define REAL float
 #define OF(name) name
+#define FUSED fused32
 #include "deformable_of.h"
 #undef REAL
 #undef OF
+#undef FUSED
 #define REAL double
 #define OF(name) name##_float64
+#define FUSED fused64
 #include "deformable_of.h"
 
 KERNELS(deformable, KERNEL(deformable, deformable), KERNEL(deformable_float64, deformable_float64))

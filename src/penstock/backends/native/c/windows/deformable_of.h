@@ -59,8 +59,10 @@ static void OF(see)(const struct OF(deformable) *a, int64_t image, int64_t from,
             const REAL *x = a->x + (image * a->channels + channel) * pixels;
             REAL *row = panel + ((channel - from) * taps + tap) * PANEL;
             for (int64_t j = 0; j < PANEL; j++)
-                row[j] = x[c->places[0][j]] * c->weights[0][j] + x[c->places[1][j]] * c->weights[1][j] +
-                         x[c->places[2][j]] * c->weights[2][j] + x[c->places[3][j]] * c->weights[3][j];
+                row[j] = FUSED(x[c->places[3][j]], c->weights[3][j],
+                               FUSED(x[c->places[2][j]], c->weights[2][j],
+                                     FUSED(x[c->places[1][j]], c->weights[1][j],
+                                           x[c->places[0][j]] * c->weights[0][j])));
         }
     }
 }
@@ -90,7 +92,7 @@ ITEMS_OF(OF(deformable), OF(deformable))
             to = from + most < to ? from + most : to;
             OF(see)(a, image, from, to, first, count, &c, panel);
             const REAL *weights = a->weights + (filter * depth + from - group * depth) * taps;
-            OF(add_product)(sums, PANEL, weights, depth * taps, panel, (to - from) * taps, filters, 0);
+            OF(add_product)(sums, PANEL, weights, depth * taps, panel, (to - from) * taps, filters, 1);
         }
         for (int64_t i = 0; i < filters; i++) {
             REAL *y = a->y + (image * a->filters + filter + i) * positions + first;
