@@ -474,7 +474,8 @@ def _convolution(
         # At the end the start of each phase, and the end.
         *int64s(*[axis.words for axis in axes], [0, *accumulate(packing.sizes)]),
         *(*chain.gate, chain.low, chain.high),
-        *(x.dims[0], packing.groups or 1, *numbers, lines, int(packing.pairs == "in turn"), items),
+        *(x.dims[0], packing.groups or 1, *numbers, lines),
+        *(int(packing.pairs == "in turn"), int(not site.ordered), items),
         WORKSPACE if rounds else None,
         *(packing.given_words(chain) if given else (None,) * 3),
         *(None, None, None),
@@ -564,6 +565,8 @@ def _pairs(site: Site, channels: int, filters: int) -> str:
         return ""
     if site.rounds:
         return "rounded"
+    if site.ordered:  # pairs are added up at the end
+        return ""
     # A vector of 16 lanes holds the products of 8 filters with two channels, while more filters
     # fill it without pairs.
     return "in turn" if site.library.level == "x86-64-v4" and filters <= GRAIN // 2 else ""

@@ -5,7 +5,7 @@
 #include "numpy_api.h"
 #include "native.h"
 
-enum { MOST_WORDS = 64, MOST_RUNTIME = MOST_WORDS, MOST_RESULTS = 4, MOST_RANK = 16 };
+enum { MOST_WORDS = 72, MOST_RUNTIME = MOST_WORDS, MOST_RESULTS = 4, MOST_RANK = 16 };
 
 /* Nanoseconds of work that are worth a thread, and the release of the global interpreter lock; between two checks
    whether the run must stop; and of a stage that is worth sharing among threads, since each begins the next stage

@@ -108,7 +108,7 @@ ITEMS_OF(dense, dense)
         const float *next = panel + 1 < panels ? w + width * a->inner : a->weights;
         next = a->inner * a->columns > NEAR ? next : NULL;
         const target y = {a->y + at, a->columns, bias, moved(a->addend, at), a->columns,
-                          bounds, count, 0};
+                          bounds, count, 0, 0};
         for (int64_t r = 0; r < rows; r++)
             from[r] = a->x + (row + r) * a->inner;
         const operands x = {from, NULL, BLOCK, 1, 0, a->inner, a->pairs != NULL, 0, 1, 0, 0, NULL, 0, NULL, 0};

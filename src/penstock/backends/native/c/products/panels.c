@@ -22,9 +22,9 @@
 #include "panels.h"
 #include "tiles.h"
 
-enum { ROWS = 8, FEW = 7, LINE = 64, LONG = 128 }; /* LONG: depth from which results are prefetched */
+enum { ROWS = 8, LINE = 64, LONG = 128 }; /* LONG: depth from which results are prefetched */
 /* On processors with wide vectors, the L2 cache has 1 MiB or more. */
-enum { DEPTH = BY_WIDTH(768, 256, 256) };
+enum { DEPTH = 384 };
 /* Rows of a panel per prefetch of as many rows of the next slice: with wide vectors, four take too little time to pay
    for the test whether anything is left to prefetch. */
 enum { AHEAD = BY_WIDTH(8, 4, 4) };
@@ -144,7 +144,7 @@ INLINED int find_groups(const operands *x, int64_t part, int64_t place, int rows
 /* Whether tiles of this many rows and vectors exist; constants. */
 #define HAS_FORM(rows, vectors)                                                                    \
     ((rows) > ROWS ? (vectors) == 1 || ((rows) * (vectors) <= TALL_SUMS && ((rows) < 11 || (rows) > 12)) \
-                   : (rows) * ((vectors) > 1 ? (vectors) : 2) <= SUMS && (vectors) <= MOST_VECTORS)
+                   : (rows) * (vectors) <= SUMS && (vectors) <= MOST_VECTORS)
 #define KIND FLOATS
 #define IS_TALL 0
 #define VECTORS 1
@@ -230,7 +230,7 @@ static inline int64_t tiles_of(int64_t rows, int64_t most)
 /* The most rows of a tile with this many vectors, given the rows of a line of x, or of two lines for whole tiles. */
 static inline int64_t most_rows(int64_t line, int64_t vectors, int kind)
 {
-    static const uint8_t most[] = {1, MOST_ROWS(2), MOST_ROWS(2), MOST_ROWS(3), MOST_ROWS(4)};
+    static const uint8_t most[] = {1, MOST_ROWS(1), MOST_ROWS(2), MOST_ROWS(3), MOST_ROWS(4)};
     /* Wide tiles are faster unless they have few rows: each reads the panel from the L2 cache. */
     const int tall = TALL && line > ROWS && (kind == FLOATS || kind == TWOS) &&
                      (vectors == 1 || (vectors == 2 && line < 5 * tiles_of(line, most[4])));
@@ -432,12 +432,14 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
                                                    (rest ? tiles_of(rows, most_rows(unit, rest, kind)) : 0);
     const int by_tiles = x.pairs && x.depth >= LEAST_DEPTH && has_tiles();
     const int64_t end = x.begin + x.depth;
-    const target unfinished = {sums, SUMS_STEP(width), NULL, NULL, 0, NO_ACTIVATION, used, 1};
+    const target unfinished = {sums, SUMS_STEP(width), NULL, NULL, 0, NO_ACTIVATION, used, 1, 1};
     /* Several parts of the rows, or a piece of one. Pieces have about equal depth, since each prefetches as much of
        the next one. */
     const int64_t most_parts = x.depth < DEPTH ? DEPTH / x.depth : 1, pieces = CEIL_DIV(x.depth, DEPTH);
     const int64_t piece = CEIL_DIV(CEIL_DIV(x.depth, pieces), GRAIN) * GRAIN;
     const float *before = NULL;
+    /* Parts that see only padding add nothing, so that results do not depend on the other rows of an item. */
+    const int split = x.parts > most_parts || pieces > 1;
     /* Where taps are far apart, most of them see only padding for all rows. */
     while (x.parts > 1 && is_outside(&x, x.parts - 1, rows))
         x.parts--;
@@ -456,6 +458,7 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
         fetching f = {from, from + (passes > 1 && next ? depth / 4 * lines * LINE : 0), CEIL_DIV(lines, passes)};
         target to = last ? *y : unfinished;
         to.count = last ? count : used;
+        to.split = split;
         if (by_tiles)
             multiply_by_tiles(&some, rows, w, width, before, &to, used);
         if (whole && !by_tiles)

@@ -62,6 +62,7 @@ typedef struct {
     activation activation;
     int64_t count;  /* valid columns (vectors may extend past them); for products only */
     int unfinished; /* whether later products accumulate onto these sums */
+    int split;      /* whether these sums are one of several products', to which the bias is added at the end */
 } target;
 
 static inline const float *moved(const float *from, int64_t count)

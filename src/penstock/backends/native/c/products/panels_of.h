@@ -16,11 +16,9 @@
 INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t width, const float *before,
                                      const target *to, fetching *f, int64_t first, int64_t end, int64_t tiles, int rows)
 {
-    /* With three vectors, GCC copies accumulators between registers from one form of the loop to the next. A single
-       vector of few rows has two accumulators each, to hide the latency of the multiply-add. */
-    enum { VECTORS_OF = VECTORS, TWO = KIND == TWOS, ODD = SUMS / 2 };
+    /* With three vectors, GCC copies accumulators between registers from one form of the loop to the next. */
+    enum { VECTORS_OF = VECTORS, TWO = KIND == TWOS };
     enum { HAS_ENDS = BY_WIDTH(VECTORS != 3 && KIND == FLOATS, 0, 0) };
-    const int twice = VECTORS == 1 && rows < FEW;
     /* Unrolling of the innermost loop, in rows of the panel. Two suffice where one row has 9 to 16 products, and
        compile faster; for two vectors, with up to 28 products, four are 3 % faster. */
     enum { AT_ONCE = IS_TALL && VECTORS == 1 ? 2 : 4 };
@@ -45,7 +43,7 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
             vector own[TALL_SUMS];
             UNROLLED(i, TALL_SUMS)
                 own[i] = (vector){0};
-            if (bias && !TWO)
+            if (bias && !TWO && !to->split)
                 EACH(rows, VECTORS) own[r * VECTORS + j] = loaded(bias + j * LANES);
             /* Short products take less time than a fetch does: prefetch the destination of the next tile. */
             if (ready || IS_TALL || x.parts * depth < LONG / 2)
@@ -83,7 +81,7 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
         UNROLLED(j, VECTORS) some[j] = loaded(w + j * LANES);                                      \
         UNROLLED(r, rows)                                                                          \
         {                                                                                          \
-            vector *const sum = own + twice * ((i) / (1 + TWO)) % 2 * ODD + r * VECTORS;           \
+            vector *const sum = own + r * VECTORS;                                                 \
             if (!((without) >> r & 1)) {                                                           \
                 ADD_ROW(sum, r, i, even);                                                          \
             }                                                                                      \
@@ -179,12 +177,11 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
 #undef BY
 #undef GROUP_ROW
             f->next = next;
-#pragma GCC unroll 16
-            for (int r = 0; r < rows && twice; r++)
-                own[r] += own[ODD + r];
             /* Summing up the parts at the end is more accurate than one long sum. */
             if (before)
                 EACH(rows, VECTORS) own[r * VECTORS + j] += loaded(before + column + r * SUMS_STEP(width) + j * LANES);
+            if (bias && !TWO && to->split)
+                EACH(rows, VECTORS) own[r * VECTORS + j] += loaded(bias + j * LANES);
 #if defined(__AVX512F__)
             if (TWO && !to->unfinished)
                 UNROLLED(r, rows) {

@@ -46,7 +46,7 @@ static int64_t taps_at_once(const struct image_convolution *a, const phase *f)
 {
     const int64_t *const taps = f->taps[2], all = f->n_taps[0] * f->n_taps[1] * f->n_taps[2];
     const int is_row = f->n_taps[2] == 3 && a->axes[2]->stride == 1 && taps[2] == taps[1] + 1 && taps[1] == taps[0] + 1;
-    const int is_narrow = BY_WIDTH(a->filters <= LANES && a->channels >= LEAST_CHANNELS, 0, 0);
+    const int is_narrow = BY_WIDTH(a->at_once && a->filters <= LANES && a->channels >= LEAST_CHANNELS, 0, 0);
     return is_row && is_narrow && all * a->block <= ADDRESSES ? 3 : 1;
 }
 
@@ -304,7 +304,7 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
         if (has_elements && uniform && is_product(a, &f))
             l.some = count;
         const target all = target_of(a, &f, &l, filter, group * padded + column);
-        const target apart = {sums, SUMS_STEP(width), all.bias, NULL, 0, is_turned ? all.activation : none, 0, 0};
+        const target apart = {sums, SUMS_STEP(width), all.bias, NULL, 0, is_turned ? all.activation : none, 0, 0, 0};
         if (!by_line)
             multiply_panel(x, count, w, width, next, uniform ? &all : &apart, some);
         const int64_t left = uniform && !by_line ? 0 : count;

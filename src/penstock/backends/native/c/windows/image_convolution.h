@@ -50,6 +50,7 @@ struct image_convolution {
     int64_t room;     /* elements of the copies */
     const even_lines *even; /* or NULL: the inputs of a line are not evenly spaced */
     int64_t twos;     /* panels of filters interleave pairs of channels */
+    int64_t at_once;  /* three taps of a row may be multiplied together, in another order of sums */
     int64_t items;    /* of the product */
     float *pairs;     /* room to round x to bfloat16; or NULL */
     /* Weights and bias given at run time are packed first, to `weights` and behind them. */
@@ -252,7 +253,7 @@ static inline target target_of(const struct image_convolution *a, const phase *f
     const activation active = {moved(a->slopes, column), (float)a->gate, (float)a->offset, (float)a->factor,
                                (float)a->term, (float)a->low, (float)a->high};
     target to = {a->y + place_of(a, f, l, y) + filter * y->channel, phases * y->column, a->bias + column,
-                 NULL, 0, active, 0, 0};
+                 NULL, 0, active, 0, 0, 0};
     if (a->addend) {
         to.addend = a->addend + place_of(a, f, l, added) + filter * added->channel;
         to.addend_step = phases * added->column;

@@ -146,7 +146,7 @@ static int flat_depthwise(const struct image_convolution *a, int64_t begin, int6
                 held[slot] = from ? from : held[slot];
                 x.rows[k] = from ? to + l.at[2] * channels : NULL;
             }
-            const target to = target_of(a, &f, &l, 0, 0), apart = {sums, 0, to.bias, NULL, 0, NO_ACTIVATION, 0, 0};
+            const target to = target_of(a, &f, &l, 0, 0), apart = {sums, 0, to.bias, NULL, 0, NO_ACTIVATION, 0, 0, 0};
             add_line(&x, l.some * channels, is_flat ? &to : &apart);
             if (!is_flat)
                 put_positions(a, to, l.some, sums, channels, channels);
@@ -195,7 +195,7 @@ CHECKED_ITEMS_OF(image_depthwise, image_convolution)
                 x.w = f.weights + c, x.from = c - channel;
                 const int taps = now < LANES ? 0 : taps_at_once(&x);
                 const target all = target_of(a, &f, &l, c, c);
-                const target own = {sums, PANEL, all.bias, NULL, 0, NO_ACTIVATION, 0, 0};
+                const target own = {sums, PANEL, all.bias, NULL, 0, NO_ACTIVATION, 0, 0, 0};
                 for (int64_t way = 0; way < ways; way++) {
                     target to = part_of(&all, way, 0);
                     to.step *= ways, to.addend_step *= ways;
