@@ -28,14 +28,24 @@ INLINED void add_channels(const sights *x, int64_t column, int64_t count, const 
         UNROLLED(p, positions)
             sums[p] = column_of(bias, count, what);
         if (taps == 3)
-            add_rows(sums, x, from + c, step, w, inside, count, positions, stride, 3, what);
+            add_rows(sums, x, x->rows, x->n_rows, from + c, step, w, inside, count, positions, stride, 3, what);
         int64_t k = taps == 3 ? n_taps : 0;
         for (; taps == 5 && k + 5 <= n_taps; k += 5)
-            add_rows(sums, x, from + c + k * step, step, w + k * x->of_tap,
+            add_rows(sums, x, x->rows, x->n_rows, from + c + k * step, step, w + k * x->of_tap,
                      k ? columns_inside(x, column + k * apart, apart, wide) : inside, count, positions, stride, 5, what);
-        for (; taps != 3 && k < n_taps; k++)
-            add_rows(sums, x, from + c + k * step, x->stride * x->step, w + k * x->of_tap,
-                     columns_inside(x, column + k * apart, x->stride, positions), count, positions, 1, 1, what);
+        /* In the order of those above: of a row, three or five taps that could be multiplied at once follow each
+           other. */
+        for (int64_t some; taps != 3 && k < n_taps; k += some) {
+            some = n_taps == 3 ? 3 : k + 5 <= n_taps ? 5 : 1;
+            const int64_t n_rows = some > 1 ? 1 : x->n_rows;
+            uint32_t own[5];
+            for (int64_t t = 0; t < some; t++)
+                own[t] = columns_inside(x, column + (k + t) * apart, x->stride, positions);
+            for (int64_t row = 0; row < x->n_rows; row += n_rows)
+                for (int64_t t = 0; t < some; t++)
+                    add_rows(sums, x, x->rows + row, n_rows, from + c + (k + t) * step, x->stride * x->step,
+                             w + (row * n_taps + k + t) * x->of_tap, own[t], count, positions, 1, 1, what);
+        }
         put_vectors(sums, to, to->y + c, moved(to->addend, c), c, what == SOME_CHANNELS ? count : LANES, positions, 1);
     }
 }

@@ -39,9 +39,9 @@ INLINED void add_groups(const sights *x, const groups *g, int64_t column, const 
         UNROLLED(p, positions)
             sums[p] = what == EACH_PAIR ? (vector){0} : loaded(bias);
         if (taps)
-            add_rows(sums, x, at, step, w, inside, g->elements, positions, stride, taps, what);
+            add_rows(sums, x, x->rows, x->n_rows, at, step, w, inside, g->elements, positions, stride, taps, what);
         for (int64_t k = taps; k < n_taps; k++)
-            add_rows(sums, x, at + k * step, x->stride * x->step, w + k * x->of_tap,
+            add_rows(sums, x, x->rows, x->n_rows, at + k * step, x->stride * x->step, w + k * x->of_tap,
                      columns_inside(x, column + k * apart, x->stride, positions), g->elements, positions, 1, 1, what);
 #if defined(__AVX512F__)
         if (what == EACH_PAIR)

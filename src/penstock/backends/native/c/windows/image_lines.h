@@ -89,16 +89,17 @@ __attribute__((noinline)) static uint32_t columns_inside(const sights *x, int64_
     return inside;
 }
 
-/* Accumulate one row of taps after the other from `at` on for some positions. The columns of the `taps` taps are
+/* Accumulate one row of taps after the other, `n_rows` of them, from `at` on for some positions. The columns of the `taps` taps are
    `step` apart, those of `positions` are `stride` times that apart. Each column is loaded once for all positions that
    read it. `count`: channels, or pairs of them; `all`: all columns are inside. The last five arguments are
    constants. */
-INLINED void add_rows_of(vector *sums, const sights *x, int64_t at, int64_t step, const float *w, uint32_t inside,
-                         int64_t count, int positions, int stride, int taps, int what, int all)
+INLINED void add_rows_of(vector *sums, const sights *x, const float *const *row, int64_t n_rows, int64_t at,
+                         int64_t step, const float *w, uint32_t inside, int64_t count, int positions, int stride,
+                         int taps, int what, int all)
 {
     const int64_t of_tap = x->of_tap, of_row = x->n_taps * of_tap, elements = what < EACH_CHANNEL ? 1 : count;
-    const float *const *const end = x->rows + x->n_rows;
-    for (const float *const *row = x->rows; row < end; row++, w += of_row) {
+    const float *const *const end = row + n_rows;
+    for (; row < end; row++, w += of_row) {
         if (!*row)
             continue;
         const float *first = *row + at, *of_element = w;
@@ -125,13 +126,13 @@ INLINED void add_rows_of(vector *sums, const sights *x, int64_t at, int64_t step
 }
 
 /* The same. A test for each column costs about a product: single taps of narrow groups skip it if all are inside. */
-INLINED void add_rows(vector *sums, const sights *x, int64_t at, int64_t step, const float *w, uint32_t inside,
-                      int64_t count, int positions, int stride, int taps, int what)
+INLINED void add_rows(vector *sums, const sights *x, const float *const *row, int64_t n_rows, int64_t at, int64_t step,
+                      const float *w, uint32_t inside, int64_t count, int positions, int stride, int taps, int what)
 {
     if (taps == 1 && what >= EACH_CHANNEL && inside == ~0u)
-        add_rows_of(sums, x, at, step, w, inside, count, positions, stride, taps, what, 1);
+        add_rows_of(sums, x, row, n_rows, at, step, w, inside, count, positions, stride, taps, what, 1);
     else
-        add_rows_of(sums, x, at, step, w, inside, count, positions, stride, taps, what, 0);
+        add_rows_of(sums, x, row, n_rows, at, step, w, inside, count, positions, stride, taps, what, 0);
 }
 
 #endif
