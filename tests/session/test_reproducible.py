@@ -271,7 +271,7 @@ def test_options_that_go_without_it_are_refused(options, says):
 def test_machine_without_the_kernels_is_told_what_is_missing(monkeypatch):
     from penstock.backends.native import backend
 
-    monkeypatch.setattr(backend, "load_level", lambda level: None)
+    monkeypatch.setattr(backend, "library", lambda: None)
     with pytest.raises(ps.PenstockError, match="reproducible=True needs kernels for"):
         session_of(encoder(NAMES[0]))
 

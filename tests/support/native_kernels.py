@@ -3,7 +3,6 @@ every instruction set of this machine."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.backends.native.backend import NativeBackend
+from penstock.backends.native.backend import NativeBackend, is_reproducible
 from penstock.core.types import TensorType
-from penstock.host.native import LEVELS, NativeLibrary, load_level
+from penstock.host.native import LEVELS, NativeLibrary, library, load_level
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ir.layout import RuntimeArray
@@ -23,8 +22,7 @@ from penstock.ops.registry import find
 LIBRARIES = [library for library in map(load_level, LEVELS) if library is not None]
 
 needs_reproducible = pytest.mark.skipif(
-    platform.machine().lower() in ("x86_64", "amd64") and load_level("x86-64-v3") is None,
-    reason="reproducible=True needs kernels for x86-64-v3",
+    not is_reproducible(library()), reason="reproducible=True needs kernels for x86-64-v3 or -v4"
 )
 
 pytestmark = pytest.mark.skipif(not LIBRARIES, reason="there are no compiled kernels")

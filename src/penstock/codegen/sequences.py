@@ -16,7 +16,7 @@ from itertools import repeat
 
 from penstock.core.records import dataclass
 from penstock.core.types import RunValue, RunValues
-from penstock.host.native import library_of
+from penstock.host.native import library
 from penstock.plan.plan import Step
 
 
@@ -91,7 +91,7 @@ def bound_sequence(
             pairs = zip(arguments, places, strict=True)
             arguments = tuple([x if i < 0 else None for x, i in pairs])
         calls.append((function, arguments, places, native))
-    compiled = library_of(native for *_, native in calls)
+    compiled = library()
     assert compiled is not None  # otherwise no steps are gathered
     arity = len(sequence.slots)
     run: Callable[..., None] = compiled.functions.Sequence(tuple(calls), arity, compiled.call).run

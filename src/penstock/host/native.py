@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -74,15 +74,6 @@ def library() -> NativeLibrary | None:
     # best.
     levels = [chosen] if chosen else LEVELS
     return next(filter(None, map(load_level, levels)), None)
-
-
-def library_of(calls: Iterable[object]) -> NativeLibrary | None:
-    """Return the library of the first compiled call in ``calls``, or else that of the process."""
-    process_library, kinds = library(), [type(call) for call in calls if call is not None]
-    if process_library is None or not kinds or kinds[0] is process_library.call:
-        return process_library
-    # Sessions with ``reproducible=True`` have kernels of another level.
-    return next(x for x in map(load_level, LEVELS) if x is not None and x.call is kinds[0])
 
 
 @cache

@@ -23,7 +23,7 @@ from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import PenstockError
 from penstock.core.records import replace
 from penstock.core.types import TensorType, Type
-from penstock.host.native import NativeLibrary, library, load_level
+from penstock.host.native import NativeLibrary, library
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import NO_PACKED_CONSTANTS, Kernel
@@ -208,11 +208,20 @@ class NativeBackend(SpecializingBackend):
 def reproducible_backend() -> NativeBackend:
     """Return the backend for ``reproducible=True``, with equal results on all processors that it
     supports. Raises ``PenstockError`` on others."""
-    wanted = "x86-64-v3" if platform.machine().lower() in ("x86_64", "amd64") else "plain"
-    loaded = load_level(wanted)
-    if loaded is None:
+    loaded = library()
+    if not is_reproducible(loaded):
         raise PenstockError(
-            f"reproducible=True needs kernels for {wanted}, which are not installed, or which this "
-            "processor does not run: install a wheel, or compile with PENSTOCK_LEVELS=all"
+            "reproducible=True needs kernels for x86-64-v3 or x86-64-v4, and this process has "
+            f"{loaded.level if loaded else 'none'}: it takes a processor with AVX2 and FMA, and an "
+            "installation with a C compiler, or a wheel, and PENSTOCK_NATIVE must not choose others"
         )
     return NativeBackend(loaded, reproducible=True)
+
+
+def is_reproducible(loaded: NativeLibrary | None) -> bool:
+    """Whether kernels have the same bits as those of all libraries of which this is true: on
+    x86-64, those with fused multiply-add."""
+    if loaded is None:
+        return False
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return loaded.level in ("x86-64-v4", "x86-64-v3") or not is_x86
