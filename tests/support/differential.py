@@ -13,7 +13,6 @@ import numpy as np
 from penstock.backends.native import INDEX
 from penstock.backends.native.backend import NativeBackend
 from penstock.core.types import ShapeError, TensorType
-from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.fused import is_fused
 from tests.support.draws import Draw, Source
@@ -59,7 +58,7 @@ def difference(operation: str, seed: int, seen: Counter[str] | None = None) -> s
             wanted = error
         checks = None
         for library in LIBRARIES:
-            kernel = kernel_of(draw.node, library)
+            backend, kernel = NativeBackend(library), kernel_of(draw.node, library)
             if kernel is None:
                 continue
             if seen is not None:
@@ -72,7 +71,7 @@ def difference(operation: str, seed: int, seen: Counter[str] | None = None) -> s
                 return f"{library.level}: no {wanted!r}"
             checks = checks or [compared(draw, i, wanted) for i in range(len(wanted))]
             try:
-                for how, results in every_form(draw, kernel, library, inputs, wanted, seed):
+                for how, results in every_form(draw, kernel, backend, inputs, wanted, seed):
                     for i, (check, result) in enumerate(zip(checks, results, strict=True)):
                         text = check(result)
                         if text:
@@ -92,7 +91,7 @@ def values_of(draw: Draw, inputs: Sequence[Any]) -> Sequence[np.ndarray]:
 def every_form(
     draw: Draw,
     kernel: Any,
-    library: NativeLibrary,
+    backend: NativeBackend,
     inputs: Sequence[Any],
     wanted: Sequence[np.ndarray],
     seed: int,
@@ -105,7 +104,7 @@ def every_form(
         yield "function", [np.array(kernel.function(*given), object)]
         return
     yield from forms(kernel, inputs, wanted).items()
-    with threads_of(library, 3):
+    with threads_of(backend.library, 3):
         results = kernel.function(*given)
         yield "any layout, three threads", list(map(np.asarray, _listed(results, wanted)))
     if kernel.into is not None and not kernel.layout.contiguous:
@@ -117,7 +116,7 @@ def every_form(
     node = open_node(draw.node)
     if node is None:
         return
-    unknown = NativeBackend(library).kernel(node, [v and v.type for v in node.inputs])
+    unknown = backend.kernel(node, [v and v.type for v in node.inputs])
     if unknown is not None:
         for arrays in (inputs, given):
             results = unknown.function(*arrays)

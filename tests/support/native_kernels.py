@@ -12,7 +12,8 @@ import pytest
 
 from penstock.backends.native.backend import NativeBackend, is_reproducible
 from penstock.core.types import TensorType
-from penstock.host.native import LEVELS, NativeLibrary, library, load_level
+from penstock.host import native
+from penstock.host.native import LEVELS, NativeLibrary, load_level
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ir.layout import RuntimeArray
@@ -22,7 +23,8 @@ from penstock.ops.registry import find
 LIBRARIES = [library for library in map(load_level, LEVELS) if library is not None]
 
 needs_reproducible = pytest.mark.skipif(
-    not is_reproducible(library()), reason="reproducible=True needs kernels for x86-64-v3 or -v4"
+    not is_reproducible(native.library()),
+    reason="reproducible=True needs kernels for x86-64-v3 or -v4",
 )
 
 pytestmark = pytest.mark.skipif(not LIBRARIES, reason="there are no compiled kernels")

@@ -90,6 +90,26 @@ def test_windows(channels, filters, sizes, stride):
         check(lambda b, x, p=pool: b.op(p, x, kernel_shape=[3] * n, strides=steps), image)
 
 
+@pytest.mark.parametrize("channels", [64, 300])
+@pytest.mark.parametrize("size", [7, 12, 33])
+@pytest.mark.parametrize("dilation", [1, 5])
+def test_bias_of_taps_that_see_only_padding(channels, size, dilation):
+    """Which taps these are for all rows of an item depends on the other rows."""
+    w, bias = numbers(16, channels, 3, 3), numbers(16)
+    attrs = {"dilations": [dilation] * 2, "pads": [dilation] * 4}
+    check(lambda b, x: b.op("Conv", x, w, bias, **attrs), (channels, size, size))
+
+
+@pytest.mark.parametrize("channels", [9, 40])
+@pytest.mark.parametrize("size", [3, 30, 130])
+@pytest.mark.parametrize("kernel", [3, 5, 7])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_taps_of_depthwise_convolutions(channels, size, kernel, dilation):
+    w = numbers(channels, 1, kernel, kernel)
+    attrs = {"dilations": [dilation] * 2, "pads": [dilation * (kernel // 2)] * 4}
+    check(lambda b, x: b.op("Conv", x, w, group=channels, **attrs), (channels, 5, size))
+
+
 @pytest.mark.parametrize("sizes", [(7,), (24, 24)], ids=str)
 def test_narrow_groups_have_the_same_bits_in_any_layout(sizes):
     n = len(sizes)
