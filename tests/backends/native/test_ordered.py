@@ -72,6 +72,7 @@ def test_recurrent_layer(name, gates, hidden):
 
 
 IMAGES = [(3, 8, (16, 16)), (16, 20, (9, 7)), (4, 4, (30,)), (2, 3, (5, 6, 7)), (32, 1, (8, 8))]
+IMAGES += [(24, 1, (60, 60)), (1, 16, (40, 40)), (12, 12, (33, 50))]
 
 
 @pytest.mark.parametrize(("channels", "filters", "sizes"), IMAGES, ids=str)

@@ -20,7 +20,7 @@ from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
 from penstock.core.traced import EXTREMES, TRACED, int64s
 from penstock.core.types import FLOAT32, TensorType
-from penstock.ir.graph import Node
+from penstock.ir.graph import Node, Value
 from penstock.ops.common.constant_cache import reordered, weights_of
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.work_estimate import Workload, flops, layout_seconds
@@ -181,11 +181,23 @@ def convolution_call(site: Site) -> NativeCall | None:
     scattered = scattered_convolution(site)
     if scattered is not None:
         return scattered
-    image, plane = image_workload(site.node), plane_workload(site.node)
+    node = _of_one_sample(site.node) if site.ordered else site.node
+    image, plane = image_workload(node), plane_workload(node)
     # The faster estimate may have no kernel for these shapes; then the other one is used.
-    if not site.ordered and cheaper(image, plane) is plane:
+    if cheaper(image, plane) is plane:
         return plane_convolution(site) or image_convolution(site)
     return image_convolution(site) or plane_convolution(site)
+
+
+def _of_one_sample(node: Node) -> Node:
+    """Return the node for a batch of one: the kernel for it is that for all batches where the order
+    of sums must not depend on the batch."""
+    images = []
+    for value in (node.inputs[0], node.outputs[0]):
+        assert value is not None and isinstance(value.type, TensorType)
+        type_ = TensorType(value.type.dtype, (1, *value.type.dims[1:]))
+        images.append(Value(value.name, type_, value.producer))
+    return Node(node.op, [images[0], *node.inputs[1:]], [images[1]], node.attrs)
 
 
 def scattered_convolution(site: Site) -> NativeCall | None:
