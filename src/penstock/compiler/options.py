@@ -317,8 +317,8 @@ class CompileOptions:
     reproducible: bool = option(
         False,
         "Compute the same bits for a sample, whatever its batch, its place in the batch, the "
-        "number of threads, the executor, and the processor, if that is of x86-64 with AVX2. All "
-        "of these run the kernels for AVX2. Nodes without such a kernel are refused.",
+        "number of threads, the executor, and the processor, if that is of x86-64 with AVX2 and "
+        "FMA. Nodes that only NumPy computes, by the processor, are refused.",
         _is_flag,
     )
     dead_rows: DeadRows = option(

@@ -51,23 +51,17 @@ enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROU
                     d -= shift;                                                                   \
                     sums[j] += square ? d * d : d;                                                \
                 }                                                                                 \
-            for (; i + WIDE <= to; i += WIDE)                                                     \
+            /* The last vectors may begin before `i`: elements that were added already become 0. */\
+            for (; i < to && count >= WIDE; i += WIDE)                                            \
                 UNROLLED(j, SUM_VECTORS) {                                                        \
+                    const int64_t place = i + WIDE <= to ? i : to - WIDE;                         \
                     name##_lanes d;                                                               \
-                    memcpy(&d, x + i + j * LANES, sizeof d);                                      \
-                    d -= shift;                                                                   \
-                    sums[j] += square ? d * d : d;                                                \
-                }                                                                                 \
-            /* The last vectors begin before `i`: elements that were added already become 0. */   \
-            if (i < to && count >= WIDE)                                                          \
-                UNROLLED(j, SUM_VECTORS) {                                                        \
-                    name##_lanes d;                                                               \
-                    name##_mask places;                                                           \
+                    name##_mask lanes;                                                            \
                     for (int l = 0; l < LANES; l++)                                               \
-                        places[l] = j * LANES + l;                                                \
-                    memcpy(&d, x + to - WIDE + j * LANES, sizeof d);                              \
+                        lanes[l] = j * LANES + l;                                                 \
+                    memcpy(&d, x + place + j * LANES, sizeof d);                                  \
                     d -= shift;                                                                   \
-                    d = (name##_lanes)((name##_mask)d & (places >= (integer)(i + WIDE - to)));    \
+                    d = (name##_lanes)((name##_mask)d & (lanes >= (integer)(i - place)));         \
                     sums[j] += square ? d * d : d;                                                \
                 }                                                                                 \
             for (; i < to && count < WIDE; i++) {                                                 \

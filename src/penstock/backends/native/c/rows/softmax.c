@@ -77,18 +77,15 @@ enum { BLOCK = 2048, COLUMNS = 256 };
         for (; i + 2 * WIDE <= n; i += 2 * WIDE)                                                  \
             UNROLLED(j, PAIR)                                                                     \
                 sums[j] += name##_read(x + i + j * LANES);                                        \
-        if (i + WIDE <= n) {                                                                      \
-            UNROLLED(j, SUM_VECTORS)                                                              \
-                sums[j] += name##_read(x + i + j * LANES);                                        \
-            i += WIDE;                                                                            \
-        }                                                                                         \
-        if (i < n) /* the last vectors begin before `i` */                                        \
+        /* The last vectors may begin before `i`: elements that were added already become 0. */   \
+        for (; i < n; i += WIDE)                                                                  \
             UNROLLED(j, SUM_VECTORS) {                                                            \
-                name##_mask places;                                                               \
+                const int64_t place = i + WIDE <= n ? i : n - WIDE;                               \
+                name##_mask lanes;                                                                \
                 for (int l = 0; l < LANES; l++)                                                   \
-                    places[l] = j * LANES + l;                                                    \
-                const name##_mask own = (name##_mask)name##_read(x + n - WIDE + j * LANES);       \
-                sums[SUM_VECTORS + j] += (name##_lanes)(own & (places >= (integer)(i + WIDE - n)));\
+                    lanes[l] = j * LANES + l;                                                     \
+                const name##_mask own = (name##_mask)name##_read(x + place + j * LANES);          \
+                sums[j] += (name##_lanes)(own & (lanes >= (integer)(i - place)));                 \
             }                                                                                     \
         UNROLLED(j, SUM_VECTORS)                                                                  \
             sums[j] += sums[SUM_VECTORS + j];                                                     \
