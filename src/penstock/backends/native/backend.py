@@ -211,17 +211,15 @@ def reproducible_backend() -> NativeBackend:
     loaded = library()
     if not is_reproducible(loaded):
         raise PenstockError(
-            "reproducible=True needs kernels for x86-64-v3 or x86-64-v4, and this process has "
-            f"{loaded.level if loaded else 'none'}: it takes a processor with AVX2 and FMA, and an "
-            "installation with a C compiler, or a wheel, and PENSTOCK_NATIVE must not choose others"
+            "reproducible=True needs kernels for x86-64-v3 or -v4 (on other processors, any), "
+            f"and this process has {loaded.level if loaded else 'none'}: use a processor with AVX2 "
+            "and FMA, install a wheel, or with a C compiler, and unset PENSTOCK_NATIVE"
         )
     return NativeBackend(loaded, reproducible=True)
 
 
 def is_reproducible(loaded: NativeLibrary | None) -> bool:
-    """Whether kernels have the same bits as those of all libraries of which this is true: on
-    x86-64, those with fused multiply-add."""
-    if loaded is None:
-        return False
+    """Whether kernels have the same bits as those of all libraries of the platform of which this is
+    true: on x86-64, those with fused multiply-add."""
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return loaded.level in ("x86-64-v4", "x86-64-v3") or not is_x86
+    return loaded is not None and (loaded.level in ("x86-64-v4", "x86-64-v3") or not is_x86)
