@@ -141,10 +141,7 @@ class _Folder:
         is_constant = (first is None or first.is_constant) and self.is_constant(node)
         results: Sequence[np.ndarray] | None = None
         if is_constant and not is_control:
-            data = getattr(types[0], "data", None) if len(types) == 1 and not self.framed else None
-            # Where inference has computed the contents, no kernel does it again.
-            if data is None or _contents(types[0], data) is None:
-                results = self.evaluate(node, types)
+            results = self.results(node, types)
         stays = bool(node.control_inputs) or not node.outputs
         for i, value in enumerate(node.outputs):
             if value is None:
@@ -178,6 +175,12 @@ class _Folder:
         for _, inner in node.graphs:
             self.run(inner, certain=False)
         return types_of_branches(node) if is_if else types
+
+    def results(self, node: Node, types: Sequence[Type]) -> Sequence[np.ndarray] | None:
+        """As ``evaluate``, but contents that type inference has computed need no kernel."""
+        data = getattr(types[0], "data", None) if len(types) == 1 and not self.framed else None
+        const = None if data is None else _contents(types[0], data)
+        return self.evaluate(node, types) if const is None else [const]
 
     def evaluate(self, node: Node, types: Sequence[Type]) -> Sequence[np.ndarray] | None:
         """Return the outputs of a pure operation on constants; None if they are too large."""
