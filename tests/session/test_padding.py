@@ -247,3 +247,34 @@ def test_masks_of_any_type_and_heads_of_all_samples_on_one_axis_are_recognized(f
     live = mask.copy()
     live[-1] = True  # the mask hides no row, so that all are computed
     np.testing.assert_allclose(first[live], want[live], 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("form", ["float", "bool"])
+def test_opened_session_leaves_out_the_rows_that_the_saved_one_does(form, tmp_path):
+    mask = padded(24, 3, 11, 1, 0)
+    session = ps.compile(attention_of(form), cache=False, dead_rows="any")
+    feeds = feeds_of(session, mask)
+    feeds["attention_mask"] = (~mask if form == "bool" else mask).astype(
+        feeds["attention_mask"].dtype
+    )
+    first = session.run(feeds)["y"]
+    session.save(tmp_path / "saved.penstock")
+    opened = ps.open(tmp_path / "saved.penstock", dead_rows="any")
+    np.testing.assert_array_equal(opened.run(feeds)["y"], first)
+    assert leaves_out(opened)
+
+
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_integers_that_are_no_masks_are_not_looked_at(is_opened, tmp_path, monkeypatch):
+    b = GraphBuilder()
+    x, y = [b.input(name, "int64", ["n", 64]) for name in "xy"]
+    b.output("z", x * y)
+    session = ps.compile(b.model(), cache=False)
+    feeds = {"x": np.ones((4, 64), np.int64), "y": np.zeros((4, 64), np.int64)}
+    session.run(feeds)
+    if is_opened:
+        session.save(tmp_path / "saved.penstock")
+        session = ps.open(tmp_path / "saved.penstock")
+        session.run(feeds)
+    monkeypatch.setattr(session._plans, "look_up", None)  # which other runs call
+    np.testing.assert_array_equal(session.run(feeds)["z"], 0)

@@ -2,5 +2,5 @@
 
 MAGIC = b"PENSTOCK"
 """The first bytes of an artifact"""
-VERSION = 6
+VERSION = 7
 """of the format"""

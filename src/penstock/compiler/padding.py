@@ -74,12 +74,8 @@ class PackedSubgraph(Subgraph):
 
 def unpadded(subgraph: Subgraph, values: RunValues, packs: str) -> Subgraph | None:
     """Return the variant of ``subgraph`` for these values if one of their masks hides rows."""
-    masks = subgraph.integers if subgraph.masks is None else subgraph.masks
-    if not any(_hides(values[i], subgraph.least_mask) for i in masks):
+    if not any(_hides(values[i], subgraph.least_mask) for i in subgraph.masks):
         return None
-    if subgraph.masks is None:  # the graph of a saved plan is read only when it is needed
-        subgraph.masks = masks_of(subgraph.graph, subgraph.numbers)
-        return unpadded(subgraph, values, packs)
     variant = subgraph.variants.get(packs)
     return variant or subgraph.variants.setdefault(packs, PackedSubgraph(subgraph, packs))
 
@@ -87,7 +83,7 @@ def unpadded(subgraph: Subgraph, values: RunValues, packs: str) -> Subgraph | No
 def rows_text(compiler: Compiler, subgraph: Subgraph, values: RunValues, packs: str) -> str:
     """Say for reports whether rows that a mask hides are left out, in batches of the shapes of
     ``values``; if not, name the node that prevents it."""
-    masks = masks_of(subgraph.graph, subgraph.numbers)
+    masks = subgraph.masks
     names = " and ".join([repr(subgraph.names[i]) for i in masks])
     if not packs or not masks:
         return "no rows are left out: " + (

@@ -69,8 +69,6 @@ class Subgraph:
     """the memories of inputs and outputs, if not all of them are in the host's memory"""
     packs = ""
     """which rows that a mask hides are left out, as ``PackRows`` says; empty for none"""
-    masks: Sequence[int] | None = None
-    """inputs that are masks (``compiler.padding``), or None if that is not known yet"""
     least_mask = LEAST_MASK
     """elements of a mask below which all rows are computed; 0: rows are left out if any pads"""
     first: tuple[Any, ...] | None = None
@@ -103,16 +101,13 @@ class Subgraph:
         # Whether a plan depends on the dtypes of the feeds in addition to their shapes.
         self.depends_on_dtypes = True in [dtype is None for dtype in dtypes]
         self.outputs = tuple(outputs)
-        # Inputs that may be masks, beside other inputs. Floats seldom are, which only the graph
-        # shows: the graph of a saved plan is not read for that.
+        # Inputs that may be masks, beside other inputs.
         kinds = [
             d.kind if d is not None and len(getattr(t, "shape", None) or ()) > 1 else ""
             for d, t in zip(dtypes, self.types, strict=True)
         ]
         several = range(len(kinds) if len(kinds) > 1 else 0)
-        self.integers = tuple([i for i in several if kinds[i] and kinds[i] in "biu"])
-        known = "biuf" if isinstance(graph, Graph) else "biu"
-        self.numbers = tuple([i for i in several if kinds[i] and kinds[i] in known])
+        self._numbers = tuple([i for i in several if kinds[i] and kinds[i] in "biuf"])
         # Variants for feeds and results on devices, and for batches without padding rows.
         self.variants: dict[Hashable, Subgraph] = {}
         # Both belong to the cache of plans: the thread that compiles holds the lock, and most
@@ -143,6 +138,15 @@ class Subgraph:
     def framed(self) -> bool:
         """Whether the graph has TensorFlow's frames, which only the frames executor can run."""
         return is_framed(self.graph)
+
+    @cached_property
+    def masks(self) -> Sequence[int]:
+        """The inputs that are masks (``compiler.padding``)."""
+        if not self._numbers:
+            return ()
+        from penstock.compiler.padding import masks_of
+
+        return masks_of(self.graph, self._numbers)
 
     @property
     def base(self) -> Subgraph | None:
@@ -196,7 +200,6 @@ class Subgraph:
         if library() is None or not isinstance(key, tuple):
             return None
         expected: list[Any] = []
-        looked = self.integers if self.masks is None else self.masks
         for i, ((name, type_, dtype), shape) in enumerate(zip(self._ports, key, strict=True)):
             if self.depends_on_dtypes and shape is not None:
                 shape, dtype = shape
@@ -206,7 +209,7 @@ class Subgraph:
                 return None
             if shape is None:
                 return None
-            if i in looked and math.prod(shape) >= self.least_mask:
+            if i in self.masks and math.prod(shape) >= self.least_mask:
                 return None  # its contents decide which plan is used
             expected.append((name, dtype, shape))
         return tuple(expected)

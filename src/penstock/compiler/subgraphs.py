@@ -165,15 +165,12 @@ class Subgraphs:
     def packed(self, subgraph: Subgraph, values: RunValues) -> Subgraph:
         """Return the variant that leaves out the rows that a mask among the values hides, or
         ``subgraph`` if no mask does."""
-        if not self.packs or not subgraph.numbers or subgraph.masks == ():
+        if not self.packs or not subgraph.masks:
             return subgraph
-        from penstock.compiler.padding import masks_of, unpadded
+        from penstock.compiler.padding import unpadded
 
         if self._compiler.context.options.reproducible:  # padding may change bits of other rows
             subgraph.least_mask = 0
-        # Equal feeds must use the same plan, also the first time.
-        if subgraph.masks is None and subgraph.numbers != subgraph.integers:
-            subgraph.masks = masks_of(subgraph.graph, subgraph.numbers)
         return unpadded(subgraph, values, self.packs) or subgraph
 
     def _columns(self, table: DataFrame) -> NamedValues:

@@ -127,7 +127,14 @@ class Artifact:
             return graph
 
         inputs, outputs = self._ports("inputs"), self._ports("outputs")
-        return Subgraph(graph, [v.name for v in outputs], inputs=inputs, results=outputs)
+        subgraph = Subgraph(graph, [v.name for v in outputs], inputs=inputs, results=outputs)
+        masks = self._head.get("masks")
+        if not isinstance(masks, list) or {*map(type, masks)} - {int}:
+            raise self._file.damaged("it does not say which inputs are masks")
+        if not {*masks} <= {*range(len(inputs))}:
+            raise self._file.damaged("it has masks that are no inputs")
+        subgraph.masks = tuple(masks)  # which finding in the graph would take reading it
+        return subgraph
 
     def _ports(self, key: str) -> list[Value]:
         try:

@@ -423,20 +423,12 @@ class Executors:
                 executor = self._compiler.compile(subgraph, values, replace(types, later=()))
             if types is None and self._entry is not None and subgraph is self._subgraphs.main:
                 self._entry.unsaved += 1
-            self._find_masks(subgraph)
         if isinstance(executor, CompiledExecutor) and executor.sampler is not None:
             self._own(executor)
         self._release(executor)
         if is_logged(INFO):
             self._log(executor, perf_counter() - begin)
         return executor
-
-    def _find_masks(self, subgraph: Subgraph) -> None:
-        """Find the inputs that are masks while the graph is in memory."""
-        if self._subgraphs.packs and subgraph.numbers and subgraph.masks is None:
-            from penstock.compiler.padding import masks_of
-
-            subgraph.masks = masks_of(subgraph.graph, subgraph.numbers)
 
     def _own(self, executor: CompiledExecutor) -> None:
         """Let the sampler of an executor's runs recompile its plan, if runs may compile."""

@@ -75,6 +75,7 @@ def save_session(
             [name, encode_type(value.type)]
             for name, value in zip(main.outputs, main.results, strict=True)
         ],
+        "masks": list(main.masks),
         "plans": keys,
         "unsaved": sorted(unsaved),
     }

@@ -249,10 +249,8 @@ class Session(Closeable):
 
     def _masks(self) -> tuple[str, ...]:
         """The inputs that say which rows of a batch pad, for servers."""
-        from penstock.compiler.padding import masks_of
-
         main = self._subgraphs.main
-        return tuple([main.names[i] for i in masks_of(main.graph, main.numbers)])
+        return tuple([main.names[i] for i in main.masks])
 
     def _values_of(self, shapes: InputShapes) -> dict[str, np.ndarray]:
         """``Executors.values_of`` by name, for servers."""
