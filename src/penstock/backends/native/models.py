@@ -65,7 +65,7 @@ def vector_model(site: Site) -> NativeCall | None:
     words = partial(_words, name, attrs, narrow)
     share = shared((_words, narrow, name, *attrs), words, *attrs.values())
     rows, width = (1, *x.dims)[-2:]
-    if share.value is None or share.value[1] != width or not rows:
+    if share.value is None or share.value[1] != width or not rows or not width:
         return None
     labels, _, count, decisions, arrays, numbers = share.value
     texts = labels if labels is not None and labels.dtype == STRING else None

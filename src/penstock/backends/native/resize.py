@@ -64,7 +64,8 @@ def resize(site: Site) -> NativeCall | None:
 
 
 class _Padding(NamedTuple):
-    """Padding before and after the elements of each axis, which are ``steps`` apart."""
+    """Padding before and after the elements of each axis, which are ``steps`` apart; negative
+    widths crop."""
 
     widths: Sequence[tuple[int, int]]
     steps: Sequence[int]
@@ -91,10 +92,8 @@ def pad(site: Site) -> NativeCall | None:
         else:
             widths = pad_widths(x.dims, site.constants)
             padding = _Padding(widths, [1] * len(x.dims), value)
-        # Negative widths crop, which this kernel does not support.
-        cuts = min(map(min, padding.widths), default=0) < 0
         fits = len(padding.widths) == len(padding.steps) == len(x.dims)
-        if value.size != 1 or value.dtype != x.dtype or cuts or not fits:
+        if value.size != 1 or value.dtype != x.dtype or not fits:
             return None
         if min(padding.steps, default=1) < 1:
             return None
@@ -114,7 +113,7 @@ def _pad_call(site: Site, padding: _Padding, strides: _Strides) -> NativeCall:
     assert x is not None and x.dtype is not None
     x_strides = strides[0] or strides_of(x.dims, 1)
     y_strides = strides[len(site.node.inputs)] or strides_of(y.dims, 1)
-    axes = [axis for axis in range(len(y.dims)) if y.dims[axis] > 1]
+    axes = [axis for axis in range(len(y.dims)) if y.dims[axis] > 1 or x.dims[axis] > 1]
     # In memory order: images may be channels last.
     axes.sort(key=lambda axis: -y_strides[axis])
     before, length, width, step = 0, 1, 1, 1
@@ -133,7 +132,7 @@ def _pad_call(site: Site, padding: _Padding, strides: _Strides) -> NativeCall:
         count, pitches = y.dims[i], (1, x_strides[i], y_strides[i])
         outer = rows[-1] if rows else ()
         around = (1, *[count * pitch for pitch in pitches[1:]])
-        if outer and x.dims[i] == count and outer[3:] == around:
+        if outer and x.dims[i] == count and not any(widths[i]) and outer[3:] == around:
             # All of the axis: those of the one around it follow each other.
             rows[-1] = tuple([n * count for n in outer[:3]]) + pitches
         else:
@@ -183,8 +182,8 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
         chunk, wide, spans = int(inner == 1 and _doubles(tables[row])), 0, None
         run = _longest_run(indices[0]) if inner == 1 else run
     else:
-        # Vectors of the result are made of vectors of two rows where they see no more of them.
-        lanes = _lanes(site, name, taps) if inner == 1 else 0
+        # Vectors of the result are permuted from two of the rows where they see no more of them.
+        lanes = LANES.get(site.library.level, 0) if name == "resize_float32" and inner == 1 else 0
         chunk, wide, spans = _chunks(indices, inner, lanes)
     length = y.dims[row] * inner
     additions = 4 * length
@@ -256,22 +255,16 @@ def _longest_run(indices: np.ndarray) -> tuple[int, int]:
     return int(bounds[i]), int(bounds[i + 1] - bounds[i])
 
 
-def _lanes(site: Site, name: str, taps: Sequence[int]) -> int:
-    """Return the lanes of a vector if a result's row is made of two rows of float32; else 0."""
-    of_two = name == "resize_float32" and math.prod(taps[:-1]) == 2
-    return LANES.get(site.library.level, 0) if of_two else 0
-
-
 def _chunks(indices: np.ndarray, inner: int, lanes: int) -> tuple[int, int, np.ndarray]:
     """The elements of a row that are computed at once, each ``inner`` numbers, how many of these
-    are, and the first and the last + 1 that each chunk reads [chunks, 2]: ``lanes`` if two of as
-    many are read for each."""
+    are, and the first and the last + 1 that each chunk reads [chunks, 2]: ``lanes``, if not 0, where
+    each reads at most twice as many."""
     low, high, wide = indices.min(0), indices.max(0) + 1, min(inner, _WIDEST)
     # Buffers of fixed size hold what a chunk reads, and its sums; an axis that shrinks reads more
     # than it writes.
     most = min(_CHUNK, _TOGETHER // wide)
     sizes = [(most >> i, _SPAN // wide) for i in range(most.bit_length() - 1)]
-    sizes = [*[(lanes, lanes)] * (lanes > 0 and len(indices) == 2), *sizes, (1, _SPAN)]
+    sizes = [*[(lanes, 2 * lanes)] * (lanes > 0), *sizes, (1, _SPAN)]
     for chunk, room in sizes:
         starts = np.arange(0, len(low), chunk)
         spans = np.stack([np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)], 1)

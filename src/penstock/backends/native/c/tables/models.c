@@ -13,7 +13,7 @@
 
 enum { LINEAR, POLY, RBF, SIGMOID };
 enum { NO_LABEL, HIGHEST, SINGLE, EITHER, VOTES };
-enum { ROWS = 4, FEATURES = 256, VECTORS = 512, DECISIONS = 1024, CLASSES = 32 };
+enum { ROWS = 4, TOGETHER = 16, FEW = 16, FEATURES = 256, VECTORS = 512, DECISIONS = 1024, CLASSES = 32 };
 
 struct models {
     const void *x;
@@ -41,14 +41,14 @@ struct models {
 /* Vectors of eight, whose elements are added one by one, for the same results on every instruction set. */
 enum { WIDTH = 8 };
 
-/* Add the products of some features of `n` rows with vectors to `sums`, which are VECTORS apart. The sums over these
-   features have the type of the vectors. */
+/* The products of some features of `n` rows with vectors, as `sums` that are VECTORS apart, or added to these if there
+   were `more` features. The sums over these features have the type of the vectors. */
 #define ADD_PRODUCTS(name, type, LANES)                                                           \
     typedef type name##_lanes __attribute__((vector_size(LANES * sizeof(type)), aligned(sizeof(type))));\
     typedef double name##_sums __attribute__((vector_size(LANES * sizeof(double)), aligned(sizeof(double))));\
                                                                                                   \
     INLINED void name(const type *vectors, int64_t step, const type *x, int64_t features,         \
-                      int64_t count, double *sums, const int n)                                   \
+                      int64_t count, double *sums, const int more, const int n)                   \
     {                                                                                             \
         for (int64_t s = 0; s < count; s += LANES) {                                              \
             name##_lanes sum[ROWS];                                                               \
@@ -59,8 +59,11 @@ enum { WIDTH = 8 };
                 UNROLLED(r, n)                                                                    \
                     sum[r] += x[r * FEATURES + f] * vector;                                       \
             }                                                                                     \
-            UNROLLED(r, n)                                                                        \
-                *(name##_sums *)(sums + r * VECTORS + s) += __builtin_convertvector(sum[r], name##_sums);\
+            UNROLLED(r, n) {                                                                      \
+                name##_sums *const to = (name##_sums *)(sums + r * VECTORS + s);                  \
+                const name##_sums own = __builtin_convertvector(sum[r], name##_sums);             \
+                *to = more ? *to + own : own;                                                     \
+            }                                                                                     \
         }                                                                                         \
     }
 
@@ -86,14 +89,16 @@ static void apply_kernel(const struct models *a, double *restrict k, double squa
             k[i] = copysign(1 - 2 / (exp64(2 * fabs(x)) + 1), x);
         }
     else if (a->kernel == POLY) {
-        double base[VECTORS];
-        for (int64_t i = 0; i < count; i++) {
-            base[i] = gamma * k[i] + coef0;
-            k[i] = a->degree ? base[i] : 1;
+        for (int64_t i = 0; i < count; i += 2 * WIDTH) {
+            add_products_lanes *const to = (add_products_lanes *)(k + i);
+            const add_products_lanes base[2] = {gamma * to[0] + coef0, gamma * to[1] + coef0};
+            add_products_lanes powers[2] = {base[0], base[1]};
+            for (int64_t degree = 1; degree < a->degree; degree++)
+                powers[0] *= base[0], powers[1] *= base[1];
+            to[0] = powers[0], to[1] = powers[1];
+            for (int64_t j = i; !a->degree && j < i + 2 * WIDTH; j++)
+                k[j] = 1;
         }
-        for (int64_t degree = 1; degree < a->degree; degree++)
-            for (int64_t i = 0; i < count; i++)
-                k[i] *= base[i];
     }
     for (int64_t i = a->used - low; i < count; i++)
         k[i] = 0;
@@ -159,21 +164,24 @@ static void couple(const struct models *a, double *scores)
 
 static int64_t label_place(const struct models *a, const double *scores)
 {
-    int64_t best = 0, pair = 0, n = a->classes;
-    int32_t votes[CLASSES] = {0};
+    int64_t best = 0;
     switch (a->rule) {
     case SINGLE:
         return scores[0] > a->limit;
     case EITHER: /* of two */
         best = highest(scores, 2);
         return scores[best] > a->limit ? 1 : best;
-    case VOTES:
+    case VOTES: {
+        const int64_t n = a->classes;
+        int64_t pair = 0;
+        int32_t votes[CLASSES] = {0};
         for (int i = 0; i < n; i++)
             for (int j = i + 1; j < n; j++)
                 votes[scores[pair++] > 0 ? i : j]++;
         for (int i = 1; i < n; i++)
             best = votes[i] > votes[best] ? i : best;
         return best;
+    }
     default:
         return highest(scores, a->decisions);
     }
@@ -219,8 +227,6 @@ INLINED void write_rows(const struct models *a, int64_t row, double *scores, con
         for (int64_t low = 0; low < a->count; low += VECTORS) {                                   \
             int64_t rest = a->count - low, count = rest < VECTORS ? rest : VECTORS;               \
             double square[ROWS] = {0};                                                            \
-            for (int r = 0; r < n; r++)                                                           \
-                memset(k + r * VECTORS, 0, count * sizeof *k);                                    \
             for (int64_t first = 0; first < a->width; first += FEATURES) {                        \
                 int64_t left = a->width - first, features = left < FEATURES ? left : FEATURES;    \
                 int64_t at = first * a->count + low;                                              \
@@ -234,9 +240,9 @@ INLINED void write_rows(const struct models *a, int64_t row, double *scores, con
                         square[r] += x[r * FEATURES + f] * x[r * FEATURES + f];                   \
                 }                                                                                 \
                 if (a->narrow)                                                                    \
-                    add_narrow_products(a->narrow + at, a->count, narrow, features, count, k, n); \
+                    add_narrow_products(a->narrow + at, a->count, narrow, features, count, k, first > 0, n); \
                 else                                                                              \
-                    add_products(a->vectors + at, a->count, x, features, count, k, n);            \
+                    add_products(a->vectors + at, a->count, x, features, count, k, first > 0, n); \
             }                                                                                     \
             for (int r = 0; r < n; r++) {                                                         \
                 double *products = k + r * VECTORS;                                               \
@@ -253,8 +259,34 @@ INLINED void write_rows(const struct models *a, int64_t row, double *scores, con
         write_rows(a, row, scores[0], sizeof scores[0] / sizeof **scores, n);                     \
     }                                                                                             \
                                                                                                   \
+    /* Linear models of few decisions, with a lane for each of up to TOGETHER rows. */            \
+    static void name##_few(const struct models *a, int64_t row, const int n)                      \
+    {                                                                                             \
+        double scores[TOGETHER][FEW];                                                             \
+        _Alignas(64) double x[FEATURES][TOGETHER];                                                \
+        const type *rows = (const type *)a->x + row * a->width;                                   \
+        for (int64_t f = 0; f < a->width; f++)                                                    \
+            for (int r = 0; r < TOGETHER; r++)                                                    \
+                x[f][r] = r < n ? (real)rows[r * a->width + f] : 0;                               \
+        for (int64_t p = 0; p < a->decisions; p++) {                                              \
+            double sum[TOGETHER] = {0};                                                           \
+            for (int64_t f = 0; f < a->width; f++)                                                \
+                for (int r = 0; r < TOGETHER; r++)                                                \
+                    sum[r] += x[f][r] * a->vectors[f * a->count + p];                             \
+            for (int r = 0; r < TOGETHER; r++)                                                    \
+                scores[r][p] = sum[r];                                                            \
+        }                                                                                         \
+        write_rows(a, row, scores[0], FEW, n);                                                    \
+    }                                                                                             \
+                                                                                                  \
     ITEMS_OF(name, models)                                                                        \
     {                                                                                             \
+        const int64_t last = smaller(end * ROWS, a->rows);                                        \
+        if (!a->weights && a->decisions <= FEW && a->width <= FEATURES && a->rows > 1) {          \
+            for (int64_t row = begin * ROWS; row < last; row += TOGETHER)                         \
+                name##_few(a, row, (int)smaller(last - row, TOGETHER));                           \
+            return;                                                                               \
+        }                                                                                         \
         for (int64_t item = begin; item < end; item++)                                            \
             if (item * ROWS + ROWS <= a->rows)                                                    \
                 name##_rows(a, item * ROWS, ROWS);                                                \

@@ -62,32 +62,54 @@ PLACES(places_float, float)
 PLACES(places_double, double)
 PLACES(places_int32_t, int32_t)
 
-/* Whether rows are sums of two, and each vector of a result permutes two vectors' elements of these sums. */
-static int is_permuted(const struct resize *a, int64_t n_rows)
+typedef int32_t places __attribute__((vector_size(VECTOR_BYTES)));
+
+/* The elements of two vectors at these indices. */
+static inline vector permuted_of_two(vector a, vector b, places at)
 {
-    const axis *along = &a->axes[a->n_axes - 1];
-    int fits = LANES >= 8 && a->inner == 1 && a->chunk == LANES && along->taps == 2 && n_rows == 2;
-    for (int64_t i = 0; fits && i * LANES < along->count; i++)
-        fits = a->spans[2 * i + 1] - a->spans[2 * i] <= LANES;
-    return fits;
+#if defined(__clang__)
+    const places of_first = at < LANES;
+    return (vector)(((places)PERMUTED(a, at) & of_first) | ((places)PERMUTED(b, at) & ~of_first));
+#else
+    return __builtin_shuffle(a, b, at);
+#endif
 }
 
-static void permuted_row(const struct resize *a, const float *x, float *y, const int64_t *offsets, const float *shares)
+/* The most vectors of the sums of rows from which one of a result is permuted; 0 if it reads more than two. */
+static int permuted_vectors(const struct resize *a)
 {
-    typedef int32_t places __attribute__((vector_size(VECTOR_BYTES)));
     const axis *along = &a->axes[a->n_axes - 1];
-    const int64_t count = along->count;
-    const float *left = (const float *)(a->indices + along->first), *right = left + count;
-    const float *weights = (const float *)a->weights + along->first;
+    int64_t widest = 0;
+    if (LANES < 8 || a->inner > 1 || a->chunk != LANES)
+        return 0;
+    for (int64_t i = 0; i * LANES < along->count; i++)
+        if (a->spans[2 * i + 1] - a->spans[2 * i] > widest)
+            widest = a->spans[2 * i + 1] - a->spans[2 * i];
+    return widest > 2 * LANES ? 0 : widest > LANES ? 2 : 1;
+}
+
+INLINED void permuted_row(const struct resize *a, const float *x, float *y, int64_t n_rows, const int64_t *offsets,
+                          const float *shares, const int vectors)
+{
+    const axis *along = &a->axes[a->n_axes - 1];
+    const int64_t count = along->count, taps = along->taps;
     const int32_t *spans = a->spans;
     for (int64_t j = 0; j < count; j += LANES, spans += 2) {
         const int64_t some = count - j, low = spans[0], span = spans[1] - low;
-        const vector sum = load_some(x + offsets[0] + low, span) * shares[0] +
-                           load_some(x + offsets[1] + low, span) * shares[1];
-        const places lefts = (places)load_some(left + j, some) - spans[0];
-        const places rights = (places)load_some(right + j, some) - spans[0];
-        store_some(y + j, PERMUTED(sum, lefts) * load_some(weights + j, some) +
-                              PERMUTED(sum, rights) * load_some(weights + count + j, some), some);
+        vector sums[2] = {{0}}, result = {0};
+        for (int64_t r = 0; r < n_rows; r++)
+            UNROLLED(v, vectors) {
+                const vector own = load_some(x + offsets[r] + low + v * LANES, WITHIN(span - v * LANES, 0, LANES)) * shares[r];
+                sums[v] = r ? sums[v] + own : own;
+            }
+        for (int64_t k = 0; k < taps; k++) {
+            const int64_t at = along->first + k * count + j;
+            const places own = (places)load_some((const float *)a->indices + at, some) - spans[0];
+            const vector taken = vectors > 1 ? permuted_of_two(sums[0], sums[1], own) : PERMUTED(sums[0], own);
+            const vector part = taken * load_some((const float *)a->weights + at, some);
+            result = k ? result + part : part;
+        }
+        store_some(y + j, result, some);
     }
 }
 
@@ -196,13 +218,13 @@ BLEND(double)
     {                                                                                             \
         int64_t offsets[MOST_ROWS], n_rows;                                                       \
         real shares[MOST_ROWS];                                                                   \
-        int permuted = -1;                                                                        \
+        const int permuted = IS_##STORED && sizeof(type) == 4 ? permuted_vectors(a) : 0;          \
         for (int64_t item = begin; item < end; item++) {                                          \
             type *y = (type *)a->y + places_##real(a, item, &n_rows, offsets, shares);            \
-            if (permuted < 0)                                                                     \
-                permuted = IS_##STORED && sizeof(type) == 4 && is_permuted(a, n_rows);            \
-            if (permuted)                                                                         \
-                permuted_row(a, a->x, (float *)y, offsets, (const float *)shares);                \
+            if (permuted == 1)                                                                    \
+                permuted_row(a, a->x, (float *)y, n_rows, offsets, (const float *)shares, 1);     \
+            else if (permuted)                                                                    \
+                permuted_row(a, a->x, (float *)y, n_rows, offsets, (const float *)shares, 2);     \
             else                                                                                  \
                 name##_row(a, a->x, y, n_rows, offsets, shares);                                  \
         }                                                                                         \
@@ -379,6 +401,10 @@ struct pad {
     {                                                                                             \
         const type value = *(const type *)a->value;                                               \
         const int64_t width = a->width, step = a->step, places = a->before;                       \
+        /* Negative widths crop. */                                                               \
+        const int64_t skipped = places < 0 ? CEIL_DIV(-places, step) : 0;                         \
+        const int64_t room = places < width ? CEIL_DIV(width - places, step) : 0;                 \
+        const int64_t kept = smaller(a->length, room) - skipped, start = places + skipped * step; \
         const padded_axis one = {1, 0, 1, 1, 0, 0}, *rows = a->n_axes ? a->axes + a->n_axes - 1 : &one;\
         for (int64_t item = begin; item < end;) {                                                 \
             const type *x = a->x;                                                                 \
@@ -392,15 +418,16 @@ struct pad {
                 inside &= from >= 0;                                                              \
             }                                                                                     \
             for (int64_t r = first; r < stop; r++) {                                              \
-                const int64_t from = padded_place(rows, r), length = inside && from >= 0 ? a->length : 0;\
-                const int64_t copied = step > 1 ? 0 : length, before = step > 1 ? width : places; \
+                const int64_t from = padded_place(rows, r), length = inside && from >= 0 && kept > 0 ? kept : 0;\
+                const int64_t copied = step > 1 ? 0 : length, before = copied ? start : width;    \
+                const type *own = x + from * rows->x_stride + skipped;                            \
                 type *restrict row = y + r * rows->y_stride;                                      \
                 FILL(row, before, value);                                                         \
                 if (copied)                                                                       \
-                    memcpy(row + before, x + from * rows->x_stride, length * sizeof(type));       \
+                    memcpy(row + before, own, length * sizeof(type));                             \
                 FILL(row + before + copied, width - before - copied, value);                      \
                 for (int64_t j = 0; j < length - copied; j++)                                     \
-                    row[places + j * step] = x[from * rows->x_stride + j];                        \
+                    row[start + j * step] = own[j];                                               \
             }                                                                                     \
             item += stop - first;                                                                 \
         }                                                                                         \
