@@ -65,9 +65,12 @@ static inline void transform_scores(double *scores, int64_t rows, int64_t count,
         return;
     if (transform == SOFTMAX || transform == SOFTMAX_ZERO)
         softmax(scores, rows, count, transform == SOFTMAX ? -1 : 1e-7);
-    else
+    else if (transform == PROBIT)
         for (int64_t i = 0; i < rows * count; i++)
-            scores[i] = transform == PROBIT ? probit(scores[i]) : logistic(scores[i]);
+            scores[i] = probit(scores[i]);
+    else
+        for (int64_t i = 0; i < rows * count; i++) /* in vectors */
+            scores[i] = logistic(scores[i]);
 }
 
 /* The scores of two classes, from that of the second, before `pair_transform`. */
@@ -85,8 +88,13 @@ static inline int64_t pair_transform(int64_t transform)
 /* The first of the highest scores, as NumPy's argmax: NaN is higher than all numbers. */
 static inline int64_t highest(const double *scores, int64_t count)
 {
-    const double most = largest(scores, count);
     int64_t best = 0, nan = 0;
+    if (count < PARTS) {
+        for (int64_t i = 1; i < count; i++)
+            best = scores[i] > scores[best] || (scores[i] != scores[i] && scores[best] == scores[best]) ? i : best;
+        return best;
+    }
+    const double most = largest(scores, count);
     for (int64_t i = 0; i < count; i++)
         nan |= scores[i] != scores[i];
     while (best < count - 1 && (nan ? scores[best] == scores[best] : scores[best] != most))
