@@ -186,3 +186,42 @@ def _lrn(rng: Source, name: str) -> Draw:
         return [x / (sums.log() * np.float64(np.float32(beta))).exp()]
 
     return Draw(name, [x], attrs, bound)
+
+
+@draws("DFT STFT")
+def _transform(rng: Source, name: str) -> Draw:
+    dtype, parts = rng.pick(*FLOATS), int(rng.integers(1, 3))
+    if name == "STFT":
+        size, batch = rng.size(129), rng.size(5)
+        length, step = int(rng.integers(1, size + 1)), rng.size(9)
+        x = rng.numbers((batch, size, parts), dtype)
+        window = rng.numbers((length,), dtype) if rng.chance(0.6) else None
+        given = None if window is not None and rng.chance(0.5) else np.array(length)
+        inputs, attrs = [x, np.array(step), window, given], {"onesided": int(rng.chance(0.5))}
+        constants, axes, scale = [1, 3], (1, 2), 1.0 if window is None else np.abs(window).max()
+    else:
+        dims = rng.dims(rng.integers(1, 4), 2000, least=0)
+        axis = int(rng.integers(len(dims)))
+        attrs = {"inverse": int(rng.chance(0.5)), "onesided": int(rng.chance(0.5))}
+        length = dims[axis] if rng.chance(0.5) and dims[axis] else rng.size(257)
+        x = rng.numbers((*dims, parts), dtype)
+        inputs = [x, np.array(length), np.array(axis - len(dims) - 1 if rng.chance(0.5) else axis)]
+        # Of a symmetric spectrum, a half is read.
+        scale = (1 + attrs["onesided"]) / length if attrs["inverse"] else 1.0
+        constants, axes = [1, 2], (axis, -1)
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        (value,) = draw.wide()
+        most = scale * np.abs(x.astype(np.float64)).sum(axes, keepdims=True)
+        most = most[..., None] if name == "STFT" else most
+        # Each pass adds as many products as its radix has.
+        roundings = 40.0 + 8 * length.bit_length() + 4 * sum(_prime_factors(length))
+        own = gamma(roundings, unit(draw.dtype)) * most
+        return [Rounded.exact(0, draw.dtype).summed(value, own, most, roundings)]
+
+    return Draw(name, inputs, attrs, bound, constants)
+
+
+def _prime_factors(n: int) -> list[int]:
+    factor = next((k for k in range(2, n + 1) if n % k == 0), 0)
+    return [factor, *_prime_factors(n // factor)] if factor else []

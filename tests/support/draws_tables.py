@@ -15,7 +15,7 @@ from penstock.ops.internal.search import SEARCH_END, SEARCH_START, SEARCH_STEP, 
 from penstock.ops.internal.transfer import REORDER
 from tests.support import tree_models
 from tests.support.draws import CODES, FLOATS, WHOLE, Draw, Source, draws, short_name
-from tests.support.error_bounds import Rounded
+from tests.support.error_bounds import Rounded, gamma, unit
 from tests.support.native_kernels import expected
 
 _ALL = (*FLOATS, *WHOLE, *CODES, "float16", "bool")
@@ -610,3 +610,24 @@ def _search(rng: Source, full_name: str) -> Draw:
         return [close[i] if i in (2, 7, 9) else None for i in range(len(outputs))]
 
     return Draw(SEARCH_STEP, inputs, attrs, bound, outputs=3 + STATE, is_formula=True)
+
+
+@draws("NegativeLogLikelihoodLoss")
+def _loss(rng: Source, name: str) -> Draw:
+    dtype, classes = rng.pick(*FLOATS), rng.size(33)
+    outer, *inner = rng.dims(rng.integers(1, 4), 3000 // classes, least=0)
+    x = rng.numbers((outer, classes, *inner), dtype)
+    target = rng.integers(0, classes, (outer, *inner)).astype(rng.pick("int32", "int64"))
+    attrs: dict[str, Any] = {"reduction": rng.pick("none", "sum", "mean")}
+    if rng.chance(0.5):
+        attrs["ignore_index"] = int(rng.pick(-1, 0, classes, -100))
+        target[rng.random(target.shape) < 0.2] = attrs["ignore_index"]
+    weights = 0.1 + rng.random(classes).astype(dtype) if rng.chance(0.5) else None
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        (value,), (most,) = draw.wide(), draw.wide(np.abs)
+        terms = 2 * target.size + 4 if attrs["reduction"] != "none" else 1
+        own = gamma(terms, unit(draw.dtype)) * np.abs(most)
+        return [Rounded.exact(0, draw.dtype).summed(value, own, np.abs(most), terms)]
+
+    return Draw(name, [x, target, weights], attrs, bound)

@@ -68,6 +68,22 @@ def test_linear_regressor_equals_numpy(count, width, targets, dtype):
     check_model("LinearRegressor", rows(count, width, dtype), **attrs, targets=targets)
 
 
+@pytest.mark.parametrize(("width", "targets"), [(256, 16), (256, 17), (257, 16), (1, 16), (5, 1)])
+def test_linear_regressor_of_few_or_many_targets_equals_numpy(width, targets):
+    attrs = {"coefficients": floats(1, targets, width), "intercepts": floats(2, targets)}
+    for count in (1, 2, 15, 16, 17, 50):
+        check_model("LinearRegressor", rows(count, width, "float64"), **attrs, targets=targets)
+
+
+def test_linear_classifier_of_scores_that_are_not_finite_equals_numpy():
+    attrs = {"coefficients": floats(3, 4, 2), "intercepts": floats(4, 4), **labels_of(4)}
+    x = rows(24, 2, "float64")
+    x[::3] = np.nan
+    x[1::5] = np.inf
+    x[2::7, 0] = -np.inf
+    check_model("LinearClassifier", x, **attrs)
+
+
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("texts", [False, True])
 @pytest.mark.parametrize(("classes", "scores"), [(2, 1), (2, 2), (5, 5), (1, 1)])

@@ -109,6 +109,18 @@ def test_resize_of_elements_of_many_numbers_equals_numpy(scale, mode, dtype):
     check(node, inputs, {"rtol": 0, "atol": 1e-4 if dtype == "float32" else 1})
 
 
+@pytest.mark.parametrize("size", [1, 7, 16, 33, 70])
+@pytest.mark.parametrize("scale", [0.3, 0.5, 0.75, 1.3, 2, 3])
+@pytest.mark.parametrize(("mode", "antialias"), [("linear", 0), ("linear", 1), ("cubic", 0)])
+def test_resize_of_rows_of_some_vectors_equals_numpy(mode, antialias, scale, size):
+    for dims in ((2, size), (2, 3, size), (1, 2, 3, size)):  # of one axis, two or three
+        axes = tuple(range(len(dims)))[1:] if len(dims) < 4 else (1, 2, 3)
+        inputs = [image(dims, "float32"), None, np.full(len(axes), scale, np.float32)]
+        if min(int(dims[axis] * scale) for axis in axes):
+            node = node_of("Resize", inputs, [2], mode=mode, axes=axes, antialias=antialias)
+            check(node, inputs, {"rtol": 0, "atol": 2e-4})
+
+
 def test_resize_of_codes_reads_images_backwards():
     x = np.random.default_rng(5).integers(-128, 128, (1, 1, 3, 1)).astype(np.int8)[:, :, ::-1]
     inputs = [x, None, None, np.array([1, 1, 6, 2])]
@@ -171,6 +183,18 @@ def test_pad_of_channels_last_images_reads_and_writes_them_where_they_are(pads):
     np.testing.assert_array_equal(y, wanted)
 
 
-def test_pad_that_cuts_off_and_pads_with_a_constant_has_no_compiled_kernel():
-    inputs = [image((2, 3), "float32"), np.array([1, -1, 0, 0])]
-    assert kernel_of(node_of("Pad", inputs, [1]), LIBRARIES[0]) is None
+@pytest.mark.parametrize("seed", range(40))
+def test_pad_that_cuts_off_equals_numpy(seed):
+    rng = np.random.default_rng(seed)
+    dims = rng.integers(1, 7, rng.integers(1, 5))
+    low = rng.integers(-9, 6, dims.size)
+    high = rng.integers(-5, 6, dims.size)
+    high += np.maximum(1 - dims - low - high, 0)  # so that some elements are left
+    inputs = [image(dims, rng.choice(["float32", "int8", "int64"])), np.array([*low, *high])]
+    check(node_of("Pad", inputs, [1]), inputs)
+
+
+def test_pad_that_only_shifts_equals_numpy():
+    for dims, pads in [((1,), (1, -1)), ((4, 1), (0, -1, 0, 1)), ((2, 3), (1, 0, -1, 0))]:
+        inputs = [image(dims, "float32"), np.array(pads)]
+        check(node_of("Pad", inputs, [1]), inputs)

@@ -113,7 +113,7 @@ def _pad_call(site: Site, padding: _Padding, strides: _Strides) -> NativeCall:
     assert x is not None and x.dtype is not None
     x_strides = strides[0] or strides_of(x.dims, 1)
     y_strides = strides[len(site.node.inputs)] or strides_of(y.dims, 1)
-    axes = [axis for axis in range(len(y.dims)) if y.dims[axis] > 1 or x.dims[axis] > 1]
+    axes = [i for i, n in enumerate(y.dims) if n > 1 or x.dims[i] > 1 or any(widths[i])]
     # In memory order: images may be channels last.
     axes.sort(key=lambda axis: -y_strides[axis])
     before, length, width, step = 0, 1, 1, 1

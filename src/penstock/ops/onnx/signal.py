@@ -68,7 +68,7 @@ def _function(inverse: bool, onesided: bool) -> Callable[..., np.ndarray]:
     return _onesided if onesided else np.fft.fft
 
 
-def _dft_sizes(version: int, types: Types, attrs: Attrs, consts: Consts) -> tuple[int | None, Dim]:
+def dft_sizes(version: int, types: Types, attrs: Attrs, consts: Consts) -> tuple[int | None, Dim]:
     """The axis (None if unknown) and the length of a DFT."""
     shape = rules.tensor(types, 0).shape
     # Since version 20, axis is an input with another default.
@@ -103,7 +103,7 @@ def _dft_sizes(version: int, types: Types, attrs: Attrs, consts: Consts) -> tupl
 
 def _infer_dft(version: int, types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = rules.tensor(types, 0)
-    axis, length = _dft_sizes(version, types, attrs, consts)
+    axis, length = dft_sizes(version, types, attrs, consts)
     if x.shape is None:
         return (TensorType(x.dtype),)
     inverse, onesided = attrs.get("inverse"), attrs.get("onesided")
@@ -121,7 +121,7 @@ def _infer_dft(version: int, types: Types, attrs: Attrs, consts: Consts) -> Sequ
 def dft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs = node.attrs
     function = _function(bool(attrs.get("inverse")), bool(attrs.get("onesided")))
-    axis, length = _dft_sizes(node.op.since, inputs, attrs, consts)
+    axis, length = dft_sizes(node.op.since, inputs, attrs, consts)
 
     def into(x: np.ndarray, *arguments: np.ndarray) -> None:
         _transform(function, _values(x), length, axis, arguments[-1])  # type: ignore[arg-type]
@@ -129,7 +129,7 @@ def dft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routin
     return Routine(into, prepared=(1, 2))
 
 
-def _stft_sizes(types: Types, consts: Consts) -> tuple[Dim, Dim, Dim]:
+def stft_sizes(types: Types, consts: Consts) -> tuple[Dim, Dim, Dim]:
     """The frame step, frame length and number of frames of an STFT."""
     shape = rules.tensor(types, 0).shape
     signal: Dim = None
@@ -160,7 +160,7 @@ def _stft_sizes(types: Types, consts: Consts) -> tuple[Dim, Dim, Dim]:
 
 def _infer_stft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = rules.tensor(types, 0)
-    _, bins, frames = _stft_sizes(types, consts)
+    _, bins, frames = stft_sizes(types, consts)
     if attrs.get("onesided", 1):
         bins = bins // 2 + 1 if isinstance(bins, int) else None
     batch = None if x.shape is None else x.shape[0]
@@ -178,7 +178,7 @@ def stft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
             "as [batch, length, 1], as in ONNX Runtime",
             RuntimeWarning,
         )
-    step, length, frames = _stft_sizes(inputs, consts)
+    step, length, frames = stft_sizes(inputs, consts)
     assert isinstance(step, int) and isinstance(length, int) and isinstance(frames, int)
     layout, windowed, n_inputs = Scratch(), rules.given(inputs, 2), len(inputs)
     framed = layout.field((batch, frames, length), _complex_dtype(dtype) if last == [2] else dtype)
