@@ -74,6 +74,7 @@ _ADDITIONS = {
     "tanh_f4": 7.6,
     "erf_f4": 9,
     "gelu_f4": 10,
+    "gated_f4": 6,
     "log_f4": 6.4,
     "log1p_f4": 10,
     "sin_f4": 4,

@@ -136,6 +136,12 @@ def _sigmoid(x: Term) -> Term:
     return _typed("sigmoid", x)
 
 
+def _gated(x: Term, gate: Term) -> Term:
+    """``x * sigmoid(gate)``"""
+    # One instruction instead of two, which float64 lacks.
+    return _typed("gated", x, gate) if x.kind == "f4" else x * _sigmoid(gate)
+
+
 def _gelu(attrs: Attrs, x: Term) -> Term:
     if attrs.get("approximate", "none") != "none":
         return _tanh_gelu(x)
@@ -148,7 +154,7 @@ def _gelu(attrs: Attrs, x: Term) -> Term:
 def _tanh_gelu(x: Term) -> Term:
     # (1 + tanh(u)) / 2 is sigmoid(2 u), which saves two instructions.
     factor = 2 * math.sqrt(2 / math.pi)
-    return x * _sigmoid(x * (x * x * (0.044715 * factor) + factor))
+    return _gated(x, x * (x * x * (0.044715 * factor) + factor))
 
 
 def _exponential(x: Term, scale: float, gain: float = 1.0, width: float = 1.0) -> Term:
@@ -339,7 +345,7 @@ FORMULAS: dict[str, Formula] = {
     "HardSwish": lambda attrs, x: x * _hard_sigmoid(x, 1 / 6, 0.5),
     "Softplus": _softplus,
     "Softsign": lambda attrs, x: x / (_typed("abs", x) + 1.0),
-    "Swish": lambda attrs, x: x * _sigmoid(x * attrs.get("alpha", 1.0)),
+    "Swish": lambda attrs, x: _gated(x, x * alpha if (alpha := attrs.get("alpha", 1.0)) != 1 else x),
     "Mish": _mish,
     "Gelu": _gelu,
     "penstock.ZeroNaN": _zero_nan,

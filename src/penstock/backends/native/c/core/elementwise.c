@@ -34,6 +34,7 @@
     BOTH(X, pow, pow32(a, b), pow(a, b))                                                          \
     BOTH(X, div, a / b, a / b)                                                                    \
     X(gelu_f4, float, float, gelu32(a))                                                           \
+    X(gated_f4, float, float, a / (1.0f + exp32(-b)))                                             \
     X(leaky_f4, float, float, a < 0 ? a * b : a)                                                  \
     X(sin_f8, double, double, sin(a))                                                             \
     X(cos_f8, double, double, cos(a))                                                             \
