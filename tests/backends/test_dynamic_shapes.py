@@ -347,6 +347,31 @@ def test_results_without_elements_need_no_kernel(made):
     assert not made
 
 
+def test_result_of_inputs_without_elements_is_computed_once_and_copied():
+    x, axes = Value("x", TensorType(FLOAT32, (None, 4))), Value("axes", const=np.array([0]))
+    node = Node(find("ReduceSum"), [x, axes], [Value("y", TensorType(FLOAT32, (1, 4)))])
+    backend = NativeBackend()
+    kernel = backend.kernel(node, [x.type, axes.type])
+    results = [kernel(draw(0, 4), axes.const) for _ in range(2)]
+    (cache,) = backend.caches._caches.values()
+    assert cache.kernels[(0, 4)] is not cache._plain
+    results[0][:] = 7  # the caller's own
+    results.append(kernel(draw(0, 4), axes.const))
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, np.zeros((1, 4)))
+    np.testing.assert_array_equal(kernel(np.ones((3, 4), np.float32), axes.const), [[3] * 4])
+
+
+def test_result_that_depends_on_another_input_is_not_kept():
+    x, y = Value("x", TensorType(FLOAT32, (None,))), Value("y", TensorType(FLOAT32, (2,)))
+    places = Value("places", TensorType(np.dtype("int64"), (None,)))
+    node = Node(find("ScatterElements"), [y, places, x], [Value("z", y.type)])
+    kernel = NativeBackend().kernel(node, [value.type for value in node.inputs])
+    for number in (1, 2):
+        got = kernel(np.full(2, number, np.float32), np.zeros(0, np.int64), draw(0))
+        np.testing.assert_array_equal(got, [number] * 2)
+
+
 def test_loops_in_python_are_replaced_at_once():
     backend = NativeBackend()
     boxes, scores = TensorType(FLOAT32, (1, None, 4)), TensorType(FLOAT32, (1, 1, None))

@@ -358,6 +358,18 @@ class KernelCache:
         self._paid = size if gain > self._price else 0
         return gain
 
+    def _fixed_results(self, node: Node, inputs: RunValues) -> Callable[..., RunValue] | None:
+        """A function that copies the result of a node, if nothing else than inputs without elements
+        varies, such as of a reduction."""
+        values = zip(self.node.inputs, self.types, inputs, strict=True)
+        varying = [v for v, t, x in values if v and not v.is_constant and getattr(x, "size", 1)]
+        if varying or self.contents or len(node.outputs) > 1 or not node.op.pure:
+            return None
+        result = self.plain(*inputs)
+        if not isinstance(result, np.ndarray) or result.nbytes > _KERNEL_BYTES:
+            return None
+        return partial(_copied, result.copy())
+
     def _lower_price(self) -> None:
         """From now on kernels are made by formulas, which must gain less to pay."""
         if self._price == self.backend.making_s:
@@ -393,7 +405,7 @@ class KernelCache:
         # Libraries refuse dims of 0, with which many a cache begins.
         unknown = [x for t, x in zip(self.types, inputs, strict=True) if t and not t.static]
         empty = all(x.size == 0 for x in unknown)
-        if empty and (results := _empty_results(node)):
+        if empty and (results := _empty_results(node) or self._fixed_results(node, inputs)):
             self.kernels[key] = results
             return results
         gain = self._gain(node, size)
@@ -451,6 +463,10 @@ def _with_weights(
 def _is_near(size: int, other: int) -> bool:
     """Whether an estimate for inputs of ``other`` bytes holds for ``size`` bytes."""
     return other <= 2 * size <= 4 * other
+
+
+def _copied(result: np.ndarray, *inputs: RunValue) -> np.ndarray:
+    return result.copy()
 
 
 def _empty_results(node: Node) -> Callable[..., RunValue] | None:

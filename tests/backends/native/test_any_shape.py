@@ -122,6 +122,19 @@ def test_constants_widen_the_rank_of_results():
     check(open_node("Mul", [draw(3, 4), one], constants=[1]), [(draw(5, 6), one)])
 
 
+def test_results_without_elements_have_the_dims_of_numpys():
+    calls = [(draw(0, 3), draw(1, 3)), (draw(2, 0), draw(1, 1)), (draw(0, 3), draw(0, 1))]
+    check(open_node("Mul", calls[0]), calls)
+    check(open_node("Less", calls[0]), calls)
+
+
+def test_arrays_of_unknown_rank_broadcast_as_numpy_does():
+    values = [Value(name, TensorType(np.dtype("float32"))) for name in "ab"]
+    shapes = [((), ()), ((3,), (2, 1)), ((2, 3, 4), (4,)), ((1,), ()), ((0,), (2, 1))]
+    calls = [tuple([np.asarray(draw(*shape)) for shape in pair]) for pair in shapes]
+    check(inferred("Sub", values), calls)
+
+
 def test_chains_are_computed_in_one_pass():
     x, scale = draw(1, 8, 1, 5), np.float32(0.25)[None]
     product = open_node("Mul", [x, scale], constants=[1])
@@ -137,7 +150,7 @@ def test_chains_are_computed_in_one_pass():
         ("MatMul", [draw(2, 3), draw(4, 5)]),
         ("MatMul", [draw(3, 0), draw(0, 5)]),
         ("Add", [draw(2, 3), draw(4, 5)]),
-        ("Add", [draw(0, 3), draw(1, 3)]),
+        ("Add", [draw(0, 3), draw(2, 3)]),
         ("Add", [draw(2, 3), np.ndarray((2, 3), np.float32, bytes(25), 1)]),
         ("Softmax", [draw(3, 4).T]),
     ],

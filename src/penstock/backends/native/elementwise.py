@@ -138,7 +138,7 @@ def elementwise_of_any_shape(site: Site) -> AnyShapeCall | None:
     """The program for arrays of any shapes: the settings of ``elementwise`` in
     ``c/core/any_shape.c``."""
     output = site.tensors[-1]
-    if len(site.node.outputs) > 1 or output is None or output.shape is None:
+    if len(site.node.outputs) > 1 or output is None:
         return None
     program = _Program(site)
     settings = program.settings(program.finished(program.result(), output), output)
@@ -443,7 +443,6 @@ class _Program:
             or self.dims
             or _can_fail(order)
             or output.dtype is None
-            or output.shape is None
         ):
             raise UnsupportedError
         if not output.dtype.isbuiltin:
@@ -456,7 +455,7 @@ class _Program:
             len(held),
             len(instructions),
             len(constants),
-            len(output.shape),
+            len(output.shape or ()),
             output.dtype.num,
             _SIZES[result.kind],
             widest,

@@ -380,7 +380,7 @@ def _infer_compress(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
 
 @array_operator("Compress", since=9, infer=_infer_compress, strings=True, moves=True)
 def compress(x: np.ndarray, condition: np.ndarray, *, axis: int | None = None) -> np.ndarray:
-    return np.compress(condition.reshape(-1), x, axis)
+    return x.compress(condition.reshape(-1), axis)
 
 
 @array_operator(

@@ -159,8 +159,10 @@ def scatter_nd(node: Node, types: Types) -> Kernel:
     ufunc = _accumulation(node.attrs)
 
     def place(out: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> None:
-        check_shape("updates", updates.shape, _updates_shape(out.shape, indices.shape))
-        _write(ufunc, out, indexing.index_columns(indices), updates)
+        if updates.shape != (shape := _updates_shape(out.shape, indices.shape)):
+            check_shape("updates", updates.shape, shape)
+        if updates.size or indices.size:
+            _write(ufunc, out, indexing.index_columns(indices), updates)
 
     return _updating(place)
 

@@ -54,7 +54,7 @@ typedef struct {
     int32_t to, size, array;
 } any_shape_operand;
 
-/* The dims of the result; 0 if the arrays do not broadcast, or the result is empty. */
+/* The dims of the result; 0 if the arrays do not broadcast. */
 static int broadcast(PyObject *const *arrays, Py_ssize_t count, int rank, npy_intp *dims)
 {
     for (int axis = 0; axis < rank; axis++)
@@ -197,10 +197,12 @@ static PyObject *any_shape_elementwise(PyObject *module, PyObject *const *argume
         return NULL;
     const any_shape_program *p = (const any_shape_program *)settings;
     const any_shape_operand *own = (const any_shape_operand *)((const constant *)(p + 1) + p->n_constants);
-    int rank = p->rank;
+    int rank = p->rank, empty = 0;
     for (Py_ssize_t i = 0; i < count - ARRAYS; i++) {
-        if (arrays[i] != Py_None && !any_shape_is_readable(arrays[i]))
+        const int is_empty = PyArray_Check(arrays[i]) && !PyArray_SIZE((PyArrayObject *)arrays[i]);
+        if (arrays[i] != Py_None && !is_empty && !any_shape_is_readable(arrays[i]))
             return any_shape_otherwise(arguments, count);
+        empty |= is_empty;
         if (arrays[i] != Py_None && PyArray_NDIM((PyArrayObject *)arrays[i]) > rank)
             rank = PyArray_NDIM((PyArrayObject *)arrays[i]);
     }
@@ -216,6 +218,8 @@ static PyObject *any_shape_elementwise(PyObject *module, PyObject *const *argume
         operands[k].to = own[k].to;
         operands[k].size = own[k].size;
     }
+    if (empty)
+        return PyArray_EMPTY(rank, dims, p->type, 0);
     a.operands = operands;
     a.instructions = (const instruction *)(own + p->n_inputs);
     a.constants = p + 1;
