@@ -97,7 +97,7 @@ def test_top_k_kernel_equals_numpy(dims, axis, k, sort, largest, dtype):
     ("dims", "k", "compiled"),
     [
         *[((50_257,), 50, True), ((64, 1000), 10, True), ((9000,), 9000, True)],
-        *[((10_000,), 500, False), ((64, 1000), 64, False)],
+        *[((10_000,), 1000, False), ((64, 1000), 64, False)],
     ],
 )
 def test_top_k_of_some_floats_is_left_to_numpy_where_a_heap_costs_more(
@@ -118,6 +118,24 @@ def test_top_k_kernel_orders_nan_infinity_and_zeros_as_numpy(largest, dtype):
     for columns, k in ((1, 3), (2, 9), (3, 70), (20, 5)):
         inputs = [np.array(special * 50 * columns, dtype).reshape(-1, columns), np.array([k])]
         check(node_of("TopK", inputs, [1], outputs=2, largest=largest, axis=0), inputs)
+
+
+@pytest.mark.parametrize("order", ["random", "few", "ascending", "descending", "special"])
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize(("length", "k"), [(6000, 65), (9000, 100), (1100, 129), (67, 66), (60_000, 1024)])
+def test_top_k_of_many_elements_in_any_order_equals_numpy(length, k, largest, order):
+    x = np.random.default_rng(length + k).normal(size=(2, length)).astype(np.float32)
+    if order == "few":
+        x = np.round(x)
+    elif order == "special":
+        x[x > 1], x[x < -1] = np.nan, np.inf
+    elif order != "random":
+        x.sort()
+        x = x if order == "ascending" else -x
+    inputs = [x, np.array([k])]
+    node = node_of("TopK", inputs, [1], outputs=2, largest=largest)
+    if kernel_of(node, LIBRARIES[0]) is not None:  # else NumPy's is faster
+        check(node, inputs)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float64", "int32", "int64"])

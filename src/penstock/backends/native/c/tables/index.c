@@ -371,6 +371,55 @@ KEY(float64, double, int64_t, INT64_MAX)
 enum { TOP_BLOCK = 32, MOST_SORTED = 64, TOP_COLUMNS = 16, MOST_INSERTED = 128 };
 enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
 
+/* Keys of 32 bits and their indices, as integers in the same order. */
+enum { MOST_SELECTED = 1024, RANKED = 64 };
+#define PAIRED(key, place) ((int64_t)(key) * ((int64_t)1 << 32) + (place))
+
+static inline void rank_pairs(const int64_t *from, int64_t *restrict to, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        int64_t place = 0;
+        for (int64_t j = 0; j < count; j++)
+            place += from[j] < from[i];
+        to[place] = from[i];
+    }
+}
+
+/* Merge sorted pairs up to `count`; each list ends with a pair above all others, or holds enough. */
+static inline void merge_pairs(const int64_t *a, const int64_t *b, int64_t *restrict to, int64_t count)
+{
+    for (int64_t i = 0, j = 0; i + j < count;) {
+        const int64_t first = a[i], second = b[j], of_b = second < first;
+        to[i + j] = of_b ? second : first;
+        i += !of_b, j += of_b;
+    }
+}
+
+/* Sort pairs without branches on their order: by counting those before each in blocks, which are merged. Return where
+   they are: in one of the buffers, which have room for a pair behind each block. */
+static int64_t *sort_pairs(int64_t *pairs, int64_t *spare, int64_t count)
+{
+    int64_t size = RANKED;
+    for (int64_t i = 0; i < count; i += size)
+        rank_pairs(pairs + i, spare + i, smaller(size, count - i));
+    for (; size < count; size *= 2) {
+        int64_t *from = spare;
+        spare = pairs, pairs = from;
+        for (int64_t i = 0; i < count; i += 2 * size) {
+            const int64_t first = smaller(size, count - i), second = smaller(size, count - i - first);
+            int64_t a = i, b = i + first, to = i;
+            while (a < i + first && b < i + first + second) {
+                const int64_t of_b = from[b] < from[a];
+                spare[to++] = from[of_b ? b : a];
+                a += !of_b, b += of_b;
+            }
+            memcpy(spare + to, from + a, (i + first - a) * sizeof *from);
+            memcpy(spare + to + i + first - a, from + b, (i + first + second - b) * sizeof *from);
+        }
+    }
+    return spare;
+}
+
 #define TOP(suffix, type, key, unsigned_key)                                                       \
     /* The ascending key of the element at index i: the first result has the least. */             \
     static inline key suffix##_at(const type *x, int64_t i, int64_t inner, key flip)               \
@@ -470,9 +519,48 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
+    /* Many of a chain: elements before the last of the best so far are gathered, and merged with these once they are\
+       as many, so that hardly a branch depends on their order. */                                 \
+    static void suffix##_select(const struct top *a, const type *x, type *values, int64_t *places, key flip)\
+    {                                                                                              \
+        const int64_t k = a->k, length = a->length;                                                \
+        int64_t buffers[4][MOST_SELECTED + TOP_BLOCK + 1], *best = buffers[0], *spare = buffers[1];\
+        int64_t *fresh = buffers[2], *other = buffers[3], count = 0, held = 0;                     \
+        key limit = 0;                                                                             \
+        for (int64_t i = 0; i < length;) {                                                         \
+            const int64_t some = smaller(held ? TOP_BLOCK : k, length - i);                        \
+            unsigned_key ahead = 0;                                                                \
+            for (int64_t j = 0; held && j < some; j++)                                             \
+                ahead |= (unsigned_key)(suffix##_at(x, i + j, 1, flip) < limit) << j;              \
+            for (int64_t j = 0; !held && j < some; j++)                                            \
+                fresh[count++] = PAIRED(suffix##_at(x, j, 1, flip), j);                            \
+            for (; ahead; ahead &= ahead - 1) {                                                    \
+                const int64_t place = i + __builtin_ctzll(ahead);                                  \
+                fresh[count++] = PAIRED(suffix##_at(x, place, 1, flip), place);                    \
+            }                                                                                      \
+            i += some;                                                                             \
+            if (count < k && i < length)                                                           \
+                continue;                                                                          \
+            int64_t *sorted = sort_pairs(fresh, other, count);                                     \
+            best[held] = sorted[count] = INT64_MAX;                                                \
+            merge_pairs(best, sorted, spare, k);                                                   \
+            int64_t *merged = spare;                                                               \
+            spare = best, best = merged, held = k, count = 0;                                      \
+            limit = (key)(best[k - 1] >> 32);                                                      \
+        }                                                                                          \
+        for (int64_t i = 0; i < k; i++) {                                                          \
+            places[i] = best[i] & UINT32_MAX;                                                      \
+            if (values)                                                                            \
+                values[i] = x[places[i]];                                                          \
+        }                                                                                          \
+    }                                                                                              \
+                                                                                                   \
     static void suffix##_chain(const struct top *a, const type *x, type *values, int64_t *places, key flip)\
     {                                                                                              \
-        suffix##_few(a, x, values, places, 1, 1, flip);                                            \
+        if (sizeof(key) == 4 && a->k > MOST_SORTED && a->k <= MOST_SELECTED)                       \
+            suffix##_select(a, x, values, places, flip);                                           \
+        else                                                                                       \
+            suffix##_few(a, x, values, places, 1, 1, flip);                                        \
     }                                                                                              \
                                                                                                    \
     static void suffix##_chains(const struct top *a, const type *x, type *values, int64_t *places, \
