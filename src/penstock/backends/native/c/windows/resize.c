@@ -25,17 +25,17 @@ struct resize {
     int64_t bits;            /* fractional bits of sums of codes */
 };
 
-/* Locate the row of an item: return its offset in the result, and set `offsets` and `shares` to the input rows and
-   weights that it is a sum of. */
+/* Locate an item of the axes up to `last`: return its offset in the result, and set `offsets` and `shares` to the input
+   rows and weights that it is a sum of. `name`_of_row then does so for row r, of the axis behind, if there is one. */
 #define PLACES(name, type)                                                                        \
-    static inline int64_t name(const struct resize *a, int64_t item, int64_t *n_rows,             \
+    static inline int64_t name(const struct resize *a, int64_t item, int64_t last, int64_t *n_rows,\
                                int64_t *offsets, type *shares)                                    \
     {                                                                                             \
         const type *weights = a->weights;                                                         \
         int64_t place = 0, rows = 1;                                                              \
         offsets[0] = 0;                                                                           \
         shares[0] = 1;                                                                            \
-        for (int64_t i = a->n_axes - 2; i >= 0; i--) {                                            \
+        for (int64_t i = last; i >= 0; i--) {                                                     \
             const axis *along = &a->axes[i];                                                      \
             /* A division takes as long as the sums of some elements. */                          \
             const uint32_t count = (uint32_t)along->count, rest = (uint32_t)item;                 \
@@ -56,6 +56,19 @@ struct resize {
         }                                                                                         \
         *n_rows = rows;                                                                           \
         return place;                                                                             \
+    }                                                                                             \
+                                                                                                  \
+    INLINED int64_t name##_of_row(const struct resize *a, int64_t r, int64_t outer, const int64_t *bases,\
+                                  const type *parts, int64_t *offsets, type *shares)              \
+    {                                                                                             \
+        const axis one = {1, 0, 0, 1, 0}, *rows = a->n_axes > 1 ? &a->axes[a->n_axes - 2] : &one; \
+        for (int64_t i = 0; i < outer; i++)                                                       \
+            for (int64_t k = 0; k < rows->taps; k++) {                                            \
+                const int64_t entry = rows->first + k * rows->count + r;                          \
+                offsets[i * rows->taps + k] = bases[i] + a->indices[entry] * rows->x_stride;      \
+                shares[i * rows->taps + k] = rows == &one ? parts[i] : parts[i] * ((const type *)a->weights)[entry];\
+            }                                                                                     \
+        return outer * rows->taps;                                                                \
     }
 
 PLACES(places_float, float)
@@ -216,17 +229,24 @@ BLEND(double)
                                                                                                   \
     ITEMS_OF(name, resize)                                                                        \
     {                                                                                             \
-        int64_t offsets[MOST_ROWS], n_rows;                                                       \
-        real shares[MOST_ROWS];                                                                   \
+        int64_t offsets[MOST_ROWS], bases[MOST_ROWS], outer;                                      \
+        real shares[MOST_ROWS], parts[MOST_ROWS];                                                 \
         const int permuted = IS_##STORED && sizeof(type) == 4 ? permuted_vectors(a) : 0;          \
-        for (int64_t item = begin; item < end; item++) {                                          \
-            type *y = (type *)a->y + places_##real(a, item, &n_rows, offsets, shares);            \
-            if (permuted == 1)                                                                    \
-                permuted_row(a, a->x, (float *)y, n_rows, offsets, (const float *)shares, 1);     \
-            else if (permuted)                                                                    \
-                permuted_row(a, a->x, (float *)y, n_rows, offsets, (const float *)shares, 2);     \
-            else                                                                                  \
-                name##_row(a, a->x, y, n_rows, offsets, shares);                                  \
+        const axis *rows = a->n_axes > 1 ? &a->axes[a->n_axes - 2] : NULL;                        \
+        const int64_t count = rows ? rows->count : 1, step = rows ? rows->y_stride : 0;           \
+        for (int64_t item = begin, stop; item < end; item = stop) {                               \
+            const int64_t first = item % count;                                                   \
+            stop = smaller(end, item - first + count);                                            \
+            type *y = (type *)a->y + places_##real(a, item / count, a->n_axes - 3, &outer, bases, parts) + first * step;\
+            for (int64_t r = first; r < first + stop - item; r++, y += step) {                    \
+                const int64_t n_rows = places_##real##_of_row(a, r, outer, bases, parts, offsets, shares);\
+                if (permuted == 1)                                                                \
+                    permuted_row(a, a->x, (float *)y, n_rows, offsets, (const float *)shares, 1); \
+                else if (permuted)                                                                \
+                    permuted_row(a, a->x, (float *)y, n_rows, offsets, (const float *)shares, 2); \
+                else                                                                              \
+                    name##_row(a, a->x, y, n_rows, offsets, shares);                              \
+            }                                                                                     \
         }                                                                                         \
     }
 
@@ -300,7 +320,7 @@ ITEMS_OF(resize_codes_int8, resize)
             const int64_t length = (to - from) * width;
             int64_t held[2] = {INT64_MIN, INT64_MIN}; /* strides may be negative */
             for (int64_t item = begin; item < end; item++) {
-                int8_t *restrict y = (int8_t *)a->y + places_int32_t(a, item, &n_rows, offsets, shares);
+                int8_t *restrict y = (int8_t *)a->y + places_int32_t(a, item, a->n_axes - 2, &n_rows, offsets, shares);
                 const int32_t *rows[2] = {lines[0], lines[0]};
                 for (int64_t r = 0; r < n_rows; r++) {
                     int slot = held[1] == offsets[r];
