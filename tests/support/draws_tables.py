@@ -631,3 +631,32 @@ def _loss(rng: Source, name: str) -> Draw:
         return [Rounded.exact(0, draw.dtype).summed(value, own, np.abs(most), terms)]
 
     return Draw(name, [x, target, weights], attrs, bound)
+
+
+@draws("MaxUnpool")
+def _max_unpool(rng: Source, name: str) -> Draw:
+    rank = int(rng.integers(1, 4))
+    dims = (rng.size(3), rng.size(5), *rng.dims(rank, 200))
+    kernel = [int(rng.integers(1, 4)) for _ in range(rank)]
+    attrs: dict[str, Any] = {"kernel_shape": kernel, "strides": kernel}
+    size = math.prod(dims) * math.prod(kernel)
+    x = rng.numbers(dims, rng.pick(*FLOATS, "float16"), 0.3)
+    # A place may come twice.
+    places = rng.integers(0, size, dims)
+    if rng.chance(0.1):
+        places.flat[rng.integers(places.size)] = rng.pick(size, -1, np.iinfo(np.int64).min)
+    return Draw(name, [x, places], attrs)
+
+
+@draws("TensorScatter")
+def _tensor_scatter(rng: Source, name: str) -> Draw:
+    dims = rng.dims(rng.integers(2, 5), 3000)
+    axis = int(rng.integers(1, len(dims)))
+    length = int(rng.integers(1, dims[axis] + 1))
+    x = rng.numbers(dims, rng.pick(*_ALL), 0.3)
+    update = rng.numbers((*dims[:axis], length, *dims[axis + 1 :]), x.dtype.name, 0.3)
+    mode = rng.pick("linear", "circular")
+    room = dims[axis] - length if mode == "linear" and rng.chance(0.9) else 3 * dims[axis]
+    starts = rng.integers(-room if mode == "circular" else 0, room + 1, dims[0])
+    inputs = [x, update, starts.astype(rng.pick(*WHOLE)) if rng.chance(0.8) else None]
+    return Draw(name, inputs, {"axis": axis - len(dims) * int(rng.chance(0.5)), "mode": mode})

@@ -11,6 +11,7 @@ from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32, INT64, STRING, TensorType
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import normalize_axis
+from penstock.ops.onnx.pooling import unpooled_shape
 
 
 def _size(x: TensorType | None) -> int:
@@ -107,5 +108,42 @@ def without_repeated(site: Site) -> NativeCall | None:
         items=rows,
         item_ns=rows_ns(2 * words + 4 * length, rows=1),
         inplace=(1,),
+        can_fail=True,
+    )
+
+
+@family("MaxUnpool")
+def max_unpool(site: Site) -> NativeCall | None:
+    """MaxUnpool whose indices are those of the result."""
+    x, places, y = site.input(0), site.input(1), site.output()
+    if x is None or places is None or _size(x) not in (1, 2, 4, 8) or places.dtype != INT64:
+        return None
+    if unpooled_shape(x, site.node.attrs) != y.dims:
+        return None
+    words = (Tensor(0), Tensor(1), site.result(), x.elements, y.elements)
+    item_ns = rows_ns(20 * x.elements + y.elements)
+    return NativeCall(f"unpooled_{_size(x)}", words, 1, item_ns, can_fail=True)
+
+
+@family("TensorScatter")
+def tensor_scatter(site: Site) -> NativeCall | None:
+    """TensorScatter."""
+    x, update, starts = site.input(0), site.input(1), site.input(2)
+    if x is None or not _size(x) or update is None or not update.elements:
+        return None
+    axis = normalize_axis(site.attr("axis", -2), len(x.dims))
+    rows, entry = math.prod(x.dims[1:axis]), math.prod(x.dims[axis + 1 :]) * _size(x)
+    if starts is not None and (starts.dtype not in (INT32, INT64) or starts.dims != x.dims[:1]):
+        return None
+    return NativeCall(
+        "updated",
+        (
+            *(Tensor(0), Tensor(1), None if starts is None else Tensor(2), site.result()),
+            *(rows, x.dims[axis], update.dims[axis], entry),
+            *(int(starts is not None and starts.dtype == INT64), int(site.attr("mode", "") == "circular")),
+        ),
+        items=x.dims[0] * rows,
+        item_ns=rows_ns(x.dims[axis] * entry / 4, rows=2),
+        inplace=(0,),
         can_fail=True,
     )

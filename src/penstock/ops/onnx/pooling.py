@@ -393,7 +393,7 @@ def _infer_max_unpool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
     if shape is None and given(types, 2):
         return (TensorType(x.dtype, None if x.shape is None else (None,) * len(x.shape)),)
     if shape is None:
-        return (TensorType(x.dtype, _unpooled(x, attrs)),)
+        return (TensorType(x.dtype, unpooled_shape(x, attrs)),)
     if x.shape is not None:
         check_shape("the output", shape, (*x.shape[:2], *(None,) * (len(x.shape) - 2)))
     if any(isinstance(dim, int) and dim < 0 for dim in shape):
@@ -401,7 +401,7 @@ def _infer_max_unpool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
     return (TensorType(x.dtype, shape),)
 
 
-def _unpooled(x: TensorType, attrs: Attrs) -> Any:
+def unpooled_shape(x: TensorType, attrs: Attrs) -> Any:
     """The shape of an input that pooling would reduce to the shape of ``x``."""
     if x.shape is None:
         return None
@@ -422,7 +422,7 @@ def _unpooled(x: TensorType, attrs: Attrs) -> Any:
 @by_shape(contiguous=True, values=(2,), widen=False)
 def max_unpool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     # Indices refer to the shape implied by the attributes; output_shape may be larger.
-    source, shape = _unpooled(tensor(inputs, 0), node.attrs), tensor(outputs, 0).dims
+    source, shape = unpooled_shape(tensor(inputs, 0), node.attrs), tensor(outputs, 0).dims
     if any(a > b for a, b in zip(source, shape, strict=True)):
         source = shape
     size = prod(source)

@@ -159,5 +159,58 @@ ITEMS_OF(by_key, by_key)
     }
 }
 
-KERNELS(select, KERNEL(triangle, triangle), KERNEL(diagonal, diagonal), KERNELS_OF_SIZES(classes, classes),
+/* Elements at their places of the whole result, zeros elsewhere: one item, as a place may come twice. */
+struct unpooled {
+    const void *x;
+    const int64_t *places;
+    void *y;
+    int64_t count, size; /* elements of x, and of the result */
+};
+
+#define UNPOOLED(bytes, type)                                                                     \
+    CHECKED_ITEMS_OF(unpooled_##bytes, unpooled)                                                  \
+    {                                                                                             \
+        const type *x = a->x;                                                                     \
+        type *restrict y = a->y;                                                                  \
+        memset(y, 0, a->size * sizeof(type));                                                     \
+        for (int64_t i = 0; i < a->count; i++) {                                                  \
+            if ((uint64_t)a->places[i] >= (uint64_t)a->size)                                      \
+                return 1;                                                                         \
+            y[a->places[i]] = x[i];                                                               \
+        }                                                                                         \
+        return 0;                                                                                 \
+    }
+
+OF_SIZES(UNPOOLED)
+
+/* A cache whose entries are replaced from a start on, which each sample has. An item is a row of entries. */
+struct updated {
+    const char *x, *update;
+    const void *starts; /* or NULL */
+    char *y;
+    int64_t rows; /* of a sample */
+    int64_t size, length, bytes; /* entries of a row, those of the update, and bytes of one */
+    int64_t wide, circular;
+};
+
+CHECKED_ITEMS_OF(updated, updated)
+{
+    for (int64_t item = begin; item < end; item++) {
+        const char *update = a->update + item * a->length * a->bytes;
+        char *y = a->y + item * a->size * a->bytes;
+        int64_t start = a->starts ? index_at(a->starts, a->wide, item / a->rows) : 0;
+        if (a->circular)
+            start = (start % a->size + a->size) % a->size;
+        else if (start < 0 || start > a->size - a->length)
+            return 1;
+        if (a->x != a->y)
+            memcpy(y, a->x + item * a->size * a->bytes, a->size * a->bytes);
+        const int64_t first = smaller(a->length, a->size - start);
+        memcpy(y + start * a->bytes, update, first * a->bytes);
+        memcpy(y, update + first * a->bytes, (a->length - first) * a->bytes);
+    }
+    return 0;
+}
+
+KERNELS(select, KERNELS_OF_SIZES(unpooled, unpooled), KERNEL(updated, updated), KERNEL(triangle, triangle), KERNEL(diagonal, diagonal), KERNELS_OF_SIZES(classes, classes),
         KERNEL(sequences, sequences), KERNEL(repeated, repeated), KERNEL(by_key, by_key))
