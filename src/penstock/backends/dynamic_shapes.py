@@ -361,8 +361,8 @@ class KernelCache:
     def _fixed_results(self, node: Node, inputs: RunValues) -> Callable[..., RunValue] | None:
         """A function that copies the result of a node, if nothing else than inputs without elements
         varies, such as of a reduction."""
-        values = zip(self.node.inputs, self.types, inputs, strict=True)
-        varying = [v for v, t, x in values if v and not v.is_constant and getattr(x, "size", 1)]
+        values = zip(self.node.inputs, inputs, strict=True)
+        varying = [v for v, x in values if v and not v.is_constant and np.size(x)]
         if varying or self.contents or len(node.outputs) > 1 or not node.op.pure:
             return None
         result = self.plain(*inputs)

@@ -122,7 +122,9 @@ def test_top_k_kernel_orders_nan_infinity_and_zeros_as_numpy(largest, dtype):
 
 @pytest.mark.parametrize("order", ["random", "few", "ascending", "descending", "special"])
 @pytest.mark.parametrize("largest", [0, 1])
-@pytest.mark.parametrize(("length", "k"), [(6000, 65), (9000, 100), (1100, 129), (67, 66), (60_000, 1024)])
+@pytest.mark.parametrize(
+    ("length", "k"), [(6000, 65), (9000, 100), (1100, 129), (67, 66), (60_000, 1024)]
+)
 def test_top_k_of_many_elements_in_any_order_equals_numpy(length, k, largest, order):
     x = np.random.default_rng(length + k).normal(size=(2, length)).astype(np.float32)
     if order == "few":

@@ -56,3 +56,41 @@ def test_reverse_sequence_of_a_length_beyond_the_times_raises_as_numpy(length):
     for library in LIBRARIES:
         with pytest.raises(ShapeError, match="sequence_lens must be in"):
             kernel_of(node_of("ReverseSequence", inputs), library).function(*inputs)
+
+
+def test_unpooled_places_outside_of_the_result_raise_the_error_of_numpy():
+    x = np.ones((1, 1, 2), np.float32)
+    for wrong in (4, -1, 2**62):
+        places = np.array([[[0, wrong]]])
+        node = node_of("MaxUnpool", [x, places], kernel_shape=[2], strides=[2])
+        for library in LIBRARIES:
+            with pytest.raises(ShapeError, match="indices must be in"):
+                kernel_of(node, library).function(x, places)
+
+
+def test_unpooled_with_another_shape_is_left_to_numpy():
+    inputs = [np.ones((1, 1, 2), np.float32), np.array([[[0, 3]]]), np.array([1, 1, 6])]
+    node = node_of("MaxUnpool", inputs, [2], kernel_shape=[2], strides=[2])
+    assert kernel_of(node, LIBRARIES[0]) is None
+
+
+@pytest.mark.parametrize("mode", ["linear", "circular"])
+@pytest.mark.parametrize("axis", [1, 2, -2])
+def test_updated_cache_equals_numpys(axis, mode):
+    x = np.arange(2 * 5 * 6 * 3, dtype=np.float32).reshape(2, 5, 6, 3)
+    update = -x.take(range(2), axis)
+    for starts in ([0, 1], [3, 2], None, [4, -9]):
+        if mode == "linear" and starts == [4, -9]:
+            continue
+        inputs = [x, update, None if starts is None else np.array(starts)]
+        check(node_of("TensorScatter", inputs, axis=axis, mode=mode), inputs)
+
+
+@pytest.mark.parametrize("wrong", [-1, 5, 2**62, -(2**63)])
+def test_update_beyond_the_cache_raises_the_error_of_numpy(wrong):
+    x, update = np.ones((2, 3, 6, 1), np.float32), np.ones((2, 3, 2, 1), np.float32)
+    inputs = [x, update, np.array([0, wrong])]
+    node = node_of("TensorScatter", inputs)
+    for library in LIBRARIES:
+        with pytest.raises(ShapeError, match="exceeds the cache"):
+            kernel_of(node, library).function(*inputs)

@@ -23,14 +23,21 @@ def node_and_inputs(dims, length, axis, dtype="float32", **attrs):
     return node_of("DFT", inputs, [1, 2], **attrs), inputs
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 6, 8, 9, 12, 25, 31, 49, 60, 62, 64, 121, 400, 2048])
+@pytest.mark.parametrize(
+    "length", [1, 2, 3, 4, 6, 8, 9, 12, 25, 31, 49, 60, 62, 64, 121, 400, 2048]
+)
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("inverse", [0, 1])
 @pytest.mark.parametrize("onesided", [0, 1])
 def test_transform_of_any_length_is_near_numpys(length, parts, inverse, onesided):
     attrs = {"inverse": inverse, "onesided": onesided}
     read = length // 2 + 1 if inverse and onesided else length
-    for dims in ((1, read, parts), (19, read, parts), (2, 3, read + 4, parts), (2, max(read - 3, 1), parts)):
+    for dims in (
+        (1, read, parts),
+        (19, read, parts),
+        (2, 3, read + 4, parts),
+        (2, max(read - 3, 1), parts),
+    ):
         node, inputs = node_and_inputs(dims, length, len(dims) - 2, **attrs)
         check(node, inputs, NEAR)
 

@@ -438,12 +438,7 @@ class _Program:
         """Return the settings of the program for tensors of any shapes."""
         order = _in_order(result)
         held = [value for value in self.inputs if value in order]
-        if (
-            len(held) > _MOST_INPUTS
-            or self.dims
-            or _can_fail(order)
-            or output.dtype is None
-        ):
+        if len(held) > _MOST_INPUTS or self.dims or _can_fail(order) or output.dtype is None:
             raise UnsupportedError
         if not output.dtype.isbuiltin:
             raise UnsupportedError

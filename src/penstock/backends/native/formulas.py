@@ -345,7 +345,9 @@ FORMULAS: dict[str, Formula] = {
     "HardSwish": lambda attrs, x: x * _hard_sigmoid(x, 1 / 6, 0.5),
     "Softplus": _softplus,
     "Softsign": lambda attrs, x: x / (_typed("abs", x) + 1.0),
-    "Swish": lambda attrs, x: _gated(x, x * alpha if (alpha := attrs.get("alpha", 1.0)) != 1 else x),
+    "Swish": lambda attrs, x: _gated(
+        x, x * alpha if (alpha := attrs.get("alpha", 1.0)) != 1 else x
+    ),
     "Mish": _mish,
     "Gelu": _gelu,
     "penstock.ZeroNaN": _zero_nan,

@@ -308,7 +308,9 @@ def bucketize(site: Site) -> NativeCall | None:
 def top_k_call(site: Site) -> NativeCall | None:
     """TopK with a small constant K, or over few elements."""
     x, count = site.input(0), site.constant(1)
-    if x is None or x.dtype is None or count is None or f"topk_{x.dtype}" not in site.library.kernels:
+    if x is None or x.dtype is None or count is None:
+        return None
+    if f"topk_{x.dtype}" not in site.library.kernels:
         return None
     k, axis = int(count.item()), normalize_axis(site.attr("axis", -1), len(x.dims))
     length, inner = x.dims[axis], math.prod(x.dims[axis + 1 :])

@@ -257,8 +257,8 @@ def _longest_run(indices: np.ndarray) -> tuple[int, int]:
 
 def _chunks(indices: np.ndarray, inner: int, lanes: int) -> tuple[int, int, np.ndarray]:
     """The elements of a row that are computed at once, each ``inner`` numbers, how many of these
-    are, and the first and the last + 1 that each chunk reads [chunks, 2]: ``lanes``, if not 0, where
-    each reads at most twice as many."""
+    are, and the first and the last + 1 that each chunk reads [chunks, 2]: ``lanes``, if not 0,
+    where each reads at most twice as many."""
     low, high, wide = indices.min(0), indices.max(0) + 1, min(inner, _WIDEST)
     # Buffers of fixed size hold what a chunk reads, and its sums; an axis that shrinks reads more
     # than it writes.

@@ -135,12 +135,13 @@ def tensor_scatter(site: Site) -> NativeCall | None:
     rows, entry = math.prod(x.dims[1:axis]), math.prod(x.dims[axis + 1 :]) * _size(x)
     if starts is not None and (starts.dtype not in (INT32, INT64) or starts.dims != x.dims[:1]):
         return None
+    wide, mode = starts is not None and starts.dtype == INT64, site.attr("mode", "linear")
     return NativeCall(
         "updated",
         (
             *(Tensor(0), Tensor(1), None if starts is None else Tensor(2), site.result()),
             *(rows, x.dims[axis], update.dims[axis], entry),
-            *(int(starts is not None and starts.dtype == INT64), int(site.attr("mode", "") == "circular")),
+            *(int(wide), int(mode == "circular")),
         ),
         items=x.dims[0] * rows,
         item_ns=rows_ns(x.dims[axis] * entry / 4, rows=2),

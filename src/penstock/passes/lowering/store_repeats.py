@@ -27,17 +27,15 @@ class StoreRepeats(Pass):
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         readers, changed = readers_of(graph), False
-        for inner in graph.graphs():
-            outputs = {*inner.outputs}
-            for node in inner.nodes:
-                if node.op.name != "Expand" or node.op.domain or node.outputs[0] in outputs:
-                    continue
-                (output,) = node.outputs
-                reading = () if output is None else readers.get(output, ())
-                dims = _dims(node.inputs[0]), _dims(output)
-                if reading and all(_copies(reader, *dims) for reader in reading):
-                    _tile(node, *dims)
-                    changed = True
+        for node in graph.walk():
+            if node.op.name != "Expand" or node.op.domain:
+                continue
+            (output,) = node.outputs
+            reading = () if output is None else readers.get(output, ())
+            dims = _dims(node.inputs[0]), _dims(output)
+            if reading and all(_copies(reader, *dims) for reader in reading):
+                _tile(node, *dims)
+                changed = True
         return changed
 
 
@@ -48,10 +46,10 @@ def _dims(value: Value | None) -> Sequence[int]:
     return type_.dims if known and isinstance(type_, TensorType) else ()
 
 
-def _copies(reader: Node, given: Sequence[int], dims: Sequence[int]) -> bool:
+def _copies(reader: Node | None, given: Sequence[int], dims: Sequence[int]) -> bool:
     """Whether a reader is a Reshape of ``dims``, to which those ``given`` are repeated, that merges
     a repeated axis with another one."""
-    target = _dims(reader.outputs[0]) if reader.op.name == "Reshape" else ()
+    target = _dims(reader.outputs[0]) if reader and reader.op.name == "Reshape" else ()
     if not target or len(given) != len(dims):
         return False
     # Axes end where those of the result do, or are merged with the next.
