@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx.parser
 import pytest
 
 import penstock as ps
-from penstock.compiler.padding import PackedSubgraph, masks_of, unpadded
+from penstock.compiler.padding import PackedSubgraph, unpadded
 from tests.passes.lowering.test_pack_rows import (
     ATTEND,
     EMBED,
@@ -31,10 +30,6 @@ def test_batch_without_many_rows_that_pad_takes_the_usual_plan(lengths):
     assert operations(session)["LiveRows"] == 0
 
 
-def test_inputs_are_told_for_masks_by_what_is_computed_of_them():
-    assert masks_of(ps.load(MODEL).graph, (0, 1)) == (1,)
-
-
 def test_masks_whose_lengths_are_compared_with_positions_are_told():
     lengths = """at = Constant <value_ints = [1]> () n = ReduceSum (mask, at)
         order = Constant <value_ints = RANGE> () h = Less (order, n) hw = Unsqueeze (h, two)
@@ -47,20 +42,9 @@ def test_masks_whose_lengths_are_compared_with_positions_are_told():
     assert operations(session)["LiveRows"] == 1
 
 
-@pytest.mark.parametrize("mask", ["", "mask"])
-def test_caches_of_attention_are_no_masks(mask):
-    text = f"""<ir_version: 10, opset_import: ["" : 23]>
-        g (float[1, 2, 8] q, float[1, 2, 3] mask, float[1, 2, 1, 4] k, float[1, 2, 1, 4] v)
-        => (float[1, 2, 8] y, float[1, 2, 3, 4] key, float[1, 2, 3, 4] value)
-        {{ y, key, value = Attention <q_num_heads = 2, kv_num_heads = 2> (q, q, q, {mask}, k, v) }}"""
-    masks = masks_of(ps.load(onnx.parser.parse_model(text)).graph, (0, 1, 2, 3))
-    assert masks == ((1,) if mask else ())
-
-
 def test_inputs_that_reach_no_attention_are_no_masks():
     session = ps.compile(model_of(EMBED, "f = Cast <to = 1> (mask)", MEAN.replace("y", "x")))
     main = session._subgraphs.main
-    assert main.integers == (0, 1)
     assert unpadded(main, list(feeds_of().values()), "proven") is None
     assert main.masks == ()
 

@@ -144,7 +144,7 @@ class Subgraph:
         """The inputs that are masks (``compiler.padding``)."""
         if not self._numbers:
             return ()
-        from penstock.compiler.padding import masks_of
+        from penstock.analysis.masks import masks_of  # only some sessions need it
 
         return masks_of(self.graph, self._numbers)
 

@@ -127,16 +127,7 @@ def _pad_call(site: Site, padding: _Padding, strides: _Strides) -> NativeCall:
         step = steps[axis] if width == 1 else 1
         before, length, width = (n * width for n in (widths[axis][0], x.dims[axis], y.dims[axis]))
         axes.pop()
-    rows: list[tuple[int, ...]] = []
-    for i in axes:
-        count, pitches = y.dims[i], (1, x_strides[i], y_strides[i])
-        outer = rows[-1] if rows else ()
-        around = (1, *[count * pitch for pitch in pitches[1:]])
-        if outer and x.dims[i] == count and not any(widths[i]) and outer[3:] == around:
-            # All of the axis: those of the one around it follow each other.
-            rows[-1] = tuple([n * count for n in outer[:3]]) + pitches
-        else:
-            rows.append((count, widths[i][0], x.dims[i], steps[i], *pitches[1:]))
+    rows = _padded_rows(padding, axes, (x, y), (x_strides, y_strides))
     return NativeCall(
         f"pad_{x.dtype.itemsize}",
         (
@@ -148,6 +139,29 @@ def _pad_call(site: Site, padding: _Padding, strides: _Strides) -> NativeCall:
         item_ns=rows_ns(width, rows=1),
         restrided=partial(_pad_call, site, padding),
     )
+
+
+def _padded_rows(
+    padding: _Padding,
+    axes: Sequence[int],
+    types: Sequence[TensorType],
+    strides: Sequence[tuple[int, ...]],
+) -> list[tuple[int, ...]]:
+    """The axes outside of rows as c/windows/resize.c has them, merged where they follow each other:
+    elements of the result, padding before those of the input, and the steps and strides of both."""
+    (x, y), (x_strides, y_strides) = types, strides
+    rows: list[tuple[int, ...]] = []
+    for i in axes:
+        count, pitches = y.dims[i], (1, x_strides[i], y_strides[i])
+        outer = rows[-1] if rows else ()
+        around = (1, *[count * pitch for pitch in pitches[1:]])
+        if outer and x.dims[i] == count and not any(padding.widths[i]) and outer[3:] == around:
+            # All of the axis: those of the one around it follow each other.
+            rows[-1] = tuple([n * count for n in outer[:3]]) + pitches
+        else:
+            step = padding.steps[i]
+            rows.append((count, padding.widths[i][0], x.dims[i], step, *pitches[1:]))
+    return rows
 
 
 def _by_tables(site: Site, name: str, tables: Sequence[Table]) -> NativeCall:

@@ -20,14 +20,19 @@ _MOST_RADIX = 31
 
 class _Signals(NamedTuple):
     """Signals of ``inner`` contiguous ones each, of which ``read`` elements are read; or ``frames``
-    of each, ``hop`` elements apart."""
+    of each, ``hop`` elements apart, multiplied by a ``window``. ``hermitian``: they are halves of
+    symmetric spectra."""
 
     outer: int
     inner: int
     size: int
     read: int
+    is_complex: bool
     frames: int = 1
     hop: int = 0
+    window: Tensor | None = None
+    inverse: bool = False
+    hermitian: bool = False
 
 
 @family("DFT")
@@ -41,11 +46,11 @@ def dft(site: Site) -> NativeCall | None:
     if axis is None or not isinstance(length, int):
         return None
     outer, size, inner = math.prod(x.dims[:axis]), x.dims[axis], math.prod(x.dims[axis + 1 : -1])
-    inverse, onesided = bool(site.attr("inverse", 0)), bool(site.attr("onesided", 0))
-    hermitian = inverse and onesided
+    inverse = bool(site.attr("inverse", 0))
+    hermitian = inverse and bool(site.attr("onesided", 0))
     read = min(size, length // 2 + 1 if hermitian else length)
-    signals = _Signals(outer, inner, size, read)
-    return _call(site, x, signals, length, inverse=inverse, hermitian=hermitian)
+    signals = _Signals(outer, inner, size, read, x.dims[-1] == 2)
+    return _call(site, x, signals._replace(inverse=inverse, hermitian=hermitian), length)
 
 
 @family("STFT")
@@ -59,24 +64,15 @@ def stft(site: Site) -> NativeCall | None:
     if not isinstance(step, int) or not isinstance(length, int) or not isinstance(frames, int):
         return None
     window = Tensor(2) if given(types, 2) else None
-    signals = _Signals(x.dims[0], 1, x.dims[1], length, frames, step)
-    return _call(site, x, signals, length, window)
+    is_complex = x.dims[2:] == (2,)
+    signals = _Signals(x.dims[0], 1, x.dims[1], length, is_complex, frames, step, window)
+    return _call(site, x, signals, length)
 
 
-def _call(
-    site: Site,
-    x: TensorType,
-    signals: _Signals,
-    length: int,
-    window: Tensor | None = None,
-    *,
-    inverse: bool = False,
-    hermitian: bool = False,
-) -> NativeCall | None:
+def _call(site: Site, x: TensorType, signals: _Signals, length: int) -> NativeCall | None:
     """The call of a transform of this ``length``; None for lengths that it does not take."""
-    y, is_complex = site.output(), len(x.dims) > 2 and x.dims[-1] == 2
-    is_complex = x.dims[-1] == 2 if site.node.op.name == "DFT" else is_complex
-    halves = length % 2 == 0 and (hermitian or not (is_complex or inverse))
+    y, inverse, hermitian = site.output(), signals.inverse, signals.hermitian
+    halves = length % 2 == 0 and (hermitian or not (signals.is_complex or inverse))
     points = length // 2 if halves else length
     # The summation order depends on the number of signals.
     if str_(x.dtype) not in ("float32", "float64") or points > _POINTS or site.ordered:
@@ -93,10 +89,11 @@ def _call(
     return NativeCall(
         f"transforms_{x.dtype}",
         (
-            *(Tensor(0), site.result(), window, circle, np.array(radices, np.int64)),
+            *(Tensor(0), site.result(), signals.window, circle, np.array(radices, np.int64)),
             *(len(radices), count, together, signals.inner, signals.frames, signals.hop),
             *(signals.size * signals.inner, length, signals.read, axis_dims),
-            *(int(is_complex), int(hermitian), int(y.dims[-1] == 1), int(inverse), int(halves)),
+            *(int(signals.is_complex), int(hermitian), int(y.dims[-1] == 1), int(inverse)),
+            int(halves),
         ),
         items=math.ceil(count / together),
         item_ns=rows_ns(together * additions, rows=1),

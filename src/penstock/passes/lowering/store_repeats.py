@@ -32,9 +32,9 @@ class StoreRepeats(Pass):
                 continue
             (output,) = node.outputs
             reading = () if output is None else readers.get(output, ())
-            dims = _dims(node.inputs[0]), _dims(output)
-            if reading and all(_copies(reader, *dims) for reader in reading):
-                _tile(node, *dims)
+            given, dims = _dims(node.inputs[0]), _dims(output)
+            if reading and all(_copies(reader, given, dims) for reader in reading):
+                _tile(node, given, dims)
                 changed = True
         return changed
 
