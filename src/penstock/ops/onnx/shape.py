@@ -220,8 +220,13 @@ def flatten(node: Node, types: Types) -> Kernel:
         return math.prod(dims[:axis]), math.prod(dims[axis:])
 
     dims = rules.all_known(rules.tensor(types, 0).shape)
+    by_rows = node.attrs.get("axis", 1) == 1
     if dims is None:
-        return Kernel(lambda x: x.reshape(target(x.shape)), _refill, view=True)
+        return Kernel(
+            lambda x: x if by_rows and x.ndim == 2 else x.reshape(target(x.shape)),
+            _refill,
+            view=True,
+        )
     fixed = target(dims)
     return Kernel(lambda x: x.reshape(fixed), _refill, view=True)
 
