@@ -12,6 +12,11 @@ enum { MOST_DEPTH = 768 }; /* elements past an address that a tile may read */
    the compiler moves sums to other registers with each product, and spills some, as there are few registers more than
    sums. A function with intrinsics, compiled for the processors that multiply pairs, could not be inlined into those
    for all processors. */
+#if defined(__AVX512F__) && !defined(__clang__) /* clang 22 writes mask registers for single halves */
+#define HAS_HALVES 1
+#else
+#define HAS_HALVES 0
+#endif
 #define ADD_FUNCTION(number, kind)                                                                 \
     INLINED void add_##number##_##kind(vector *sums, int apart, const float *x, int64_t k, int by, int i, \
                                        const vector *columns)
@@ -53,7 +58,7 @@ SINGLE(FLOATS, "vfmadd231ps", "1to16", "")
 SEVERAL(FLOATS, "vfmadd231ps", "", "vbroadcastss")
 SINGLE(PAIRS, "vdpbf16ps", "1to16", "")
 SEVERAL(PAIRS, "vdpbf16ps", "", "vbroadcastss")
-#if !defined(__clang__) /* clang 22 writes mask registers for single halves */
+#if HAS_HALVES
 SINGLE(HALVES, "vfmadd231ps", "1to8", "t")
 SEVERAL(HALVES, "vfmadd231ps", "t", "vbroadcastss")
 #endif

@@ -140,12 +140,11 @@ INLINED int find_groups(const operands *x, int64_t part, int64_t place, int rows
 }
 #endif
 
-#define NAME_OF(rows, vectors, kind) multiply_##rows##_##vectors##_##kind
+#define NAME_OF(rows, vectors) multiply_##rows##_rows_##vectors
 /* Whether tiles of this many rows and vectors exist; constants. */
 #define HAS_FORM(rows, vectors)                                                                    \
     ((rows) > ROWS ? (vectors) == 1 || ((rows) * (vectors) <= TALL_SUMS && ((rows) < 11 || (rows) > 12)) \
                    : (rows) * (vectors) <= SUMS && (vectors) <= MOST_VECTORS)
-#define KIND FLOATS
 #define IS_TALL 0
 #define VECTORS 1
 #include "panels_of.h"
@@ -156,68 +155,25 @@ INLINED int find_groups(const operands *x, int64_t part, int64_t place, int rows
 #define VECTORS 4
 #include "panels_of.h"
 #if defined(__AVX512F__)
-#undef KIND
-#define KIND PAIRS
-#define VECTORS 1
-#include "panels_of.h"
-#define VECTORS 2
-#include "panels_of.h"
-#define VECTORS 3
-#include "panels_of.h"
-#define VECTORS 4
-#include "panels_of.h"
-#undef KIND
-#define KIND TWOS
-#define VECTORS 1
-#include "panels_of.h"
 #undef IS_TALL
 #define IS_TALL 1
 #define VECTORS 1
 #include "panels_of.h"
-#undef KIND
-#define KIND FLOATS
-#define VECTORS 1
-#include "panels_of.h"
 #define VECTORS 2
-#include "panels_of.h"
-#endif
-#if defined(__AVX512F__) && !defined(__clang__)
-#undef IS_TALL
-#define IS_TALL 0
-#undef KIND
-#define KIND HALVES
-#define VECTORS 1
-#include "panels_of.h"
-#define VECTORS 2
-#include "panels_of.h"
-#define VECTORS 3
-#include "panels_of.h"
-#define VECTORS 4
 #include "panels_of.h"
 #endif
 
-#define OF_ROWS(vectors, kind)                                                                     \
-    NAME_OF(1, vectors, kind), NAME_OF(2, vectors, kind), NAME_OF(3, vectors, kind),               \
-        NAME_OF(4, vectors, kind), NAME_OF(5, vectors, kind), NAME_OF(6, vectors, kind),           \
-        NAME_OF(7, vectors, kind), NAME_OF(8, vectors, kind)
-#define OF_TALL(vectors, kind)                                                                     \
-    NAME_OF(9, vectors, kind), NAME_OF(10, vectors, kind), NAME_OF(11, vectors, kind),             \
-        NAME_OF(12, vectors, kind), NAME_OF(13, vectors, kind), NAME_OF(14, vectors, kind),        \
-        NAME_OF(15, vectors, kind), NAME_OF(16, vectors, kind)
-#define OF_KIND(kind) OF_ROWS(1, kind), OF_ROWS(2, kind), OF_ROWS(3, kind), OF_ROWS(4, kind)
-static __typeof__(multiply_1_1_FLOATS) *const forms[] = {
-    OF_KIND(FLOATS),
+#define OF_ROWS(vectors)                                                                           \
+    NAME_OF(1, vectors), NAME_OF(2, vectors), NAME_OF(3, vectors), NAME_OF(4, vectors),            \
+        NAME_OF(5, vectors), NAME_OF(6, vectors), NAME_OF(7, vectors), NAME_OF(8, vectors)
+#define OF_TALL(vectors)                                                                           \
+    NAME_OF(9, vectors), NAME_OF(10, vectors), NAME_OF(11, vectors), NAME_OF(12, vectors),         \
+        NAME_OF(13, vectors), NAME_OF(14, vectors), NAME_OF(15, vectors), NAME_OF(16, vectors)
+static __typeof__(multiply_1_rows_1) *const forms[] = {OF_ROWS(1), OF_ROWS(2), OF_ROWS(3), OF_ROWS(4)};
+/* Of one and two vectors. */
+static __typeof__(multiply_1_rows_1) *const tall_forms[] = {
 #if defined(__AVX512F__)
-    OF_KIND(PAIRS),
-#if !defined(__clang__)
-    OF_KIND(HALVES),
-#endif
-#endif
-};
-/* Of one and two vectors; then all of TWOS. */
-static __typeof__(multiply_1_1_FLOATS) *const tall_forms[] = {
-#if defined(__AVX512F__)
-    OF_TALL(1, FLOATS), OF_TALL(2, FLOATS), OF_ROWS(1, TWOS), OF_TALL(1, TWOS),
+    OF_TALL(1), OF_TALL(2),
 #endif
     NULL,
 };
@@ -264,9 +220,9 @@ static void multiply_columns(const operands *x, int64_t rows, const float *w, in
             number = 1, each = rows - row;
         const target part = part_of(to, row, 0);
         const operands some = from_row(*x, row);
-        const int64_t tall = kind == TWOS ? 2 * ROWS : (vectors - 2) * ROWS;
-        (kind == TWOS || each > ROWS ? tall_forms + tall : forms + (kind * 4 + vectors - 1) * ROWS)[each - 1](
-            some, w, width, moved(before, row * SUMS_STEP(width)), &part, f, column, end, number);
+        const int64_t form = (vectors - 1) * ROWS + each - 1;
+        (each > ROWS ? tall_forms[form - ROWS] : forms[form])(
+            some, w, width, moved(before, row * SUMS_STEP(width)), &part, f, column, end, number, kind);
     }
 }
 
@@ -421,8 +377,7 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
     _Alignas(64) float sums[BLOCK * PANEL];
     const int64_t used = CEIL_DIV(count, LANES) * LANES, vectors = used / LANES;
     /* The widest vectors of a panel are multiplied together. Some processors take half the time for half a vector. */
-    const int halves = features & HALF_VECTORS && sizeof forms > HALVES * 4 * ROWS * sizeof *forms;
-    const int half = BY_WIDTH(used - count >= LANES / 2 && halves, 0, 0);
+    const int half = BY_WIDTH(HAS_HALVES && features & HALF_VECTORS && used - count >= LANES / 2, 0, 0);
     const int kind = BY_WIDTH(x.pairs, 0, 0) ? PAIRS : width < LANES ? TWOS : half ? HALVES : FLOATS;
     const int64_t unit = unit_of(&x, rows, 2, kind), usual = most_rows(unit, 2, kind) > ROWS ? 2 : USUAL;
     /* A leftover vector is multiplied together with those before it. */
