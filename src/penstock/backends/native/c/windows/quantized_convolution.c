@@ -463,16 +463,50 @@ static void finish(const struct quantized_convolution *a, const view *s, const m
 }
 
 #if defined(__AVX512BW__)
+/* Convert the sums of a tile of some positions, from `row` on, and of `vectors` vectors of filters, from `first` on, to
+   codes, and write these; `vectors` is a constant. */
+INLINED void put_tile(const view *s, const multiplication *m, const bounds *b, const bytes *sums, int64_t row,
+                      int64_t first, int rows, int vectors)
+{
+    const int64_t count = smaller(m->columns - first, vectors * LANES_OF_SUMS);
+    const bounds own = *b;
+    const scales u = {s->factors + first, s->offsets + first, LANES_OF_SUMS, vectors};
+    /* Codes of as many positions as fill four vectors. */
+    const int each = vectors < 3 ? 4 / vectors : 1;
+    uint8_t *const *y = s->y + row;
+    NOT_UNROLLED for (; rows > 0; rows -= each, y += each, sums += each * vectors)
+    {
+        const bytes codes = codes_of_vectors(sums, u, &u, &own, each * vectors, 1);
+        _Alignas(BYTES) uint8_t parts[BYTES];
+        memcpy(parts, &codes, BYTES);
+        if (each == 1)
+            V(mask_storeu_epi8)(y[0] + first, ~0ull >> (BYTES - count), codes);
+        for (int j = 0; each == 2 && j < smaller(rows, 2); j++)
+            _mm256_mask_storeu_epi8(y[j] + first, ~0u >> (32 - count), *(const __m256i *)(parts + 32 * j));
+        for (int j = 0; each == 4 && j < smaller(rows, 4); j++)
+            _mm_mask_storeu_epi8(y[j] + first, 0xffffu >> (16 - count), *(const __m128i *)(parts + 16 * j));
+    }
+}
+
+#define PUT_TILE(vectors)                                                                         \
+    static __attribute__((noinline)) void put_tile_##vectors(                                     \
+        const view *s, const multiplication *m, const bounds *b, const bytes *sums, int64_t row,  \
+        int64_t first, int rows)                                                                  \
+    {                                                                                             \
+        put_tile(s, m, b, sums, row, first, rows, vectors);                                       \
+    }
+PUT_TILE(1) PUT_TILE(2) PUT_TILE(3) PUT_TILE(4)
+static __typeof__(put_tile_1) *const put_tiles[] = {put_tile_1, put_tile_2, put_tile_3, put_tile_4};
+
 /* The codes of a tile: of some positions, from `row` on, and of some vectors of filters, from `vector` on, which is
    even. Accumulators stay in registers, as in panels.c. */
 INLINED void tile_of_codes(const view *s, const multiplication *m, const bounds *b, int64_t row, int64_t vector,
                            int rows, int vectors)
 {
-    const int64_t first = vector * LANES_OF_SUMS, count = smaller(m->columns - first, vectors * LANES_OF_SUMS);
+    const int64_t first = vector * LANES_OF_SUMS;
     const int8_t *w = m->w + vector / 2 * m->w_step;
-    const bounds own = *b;
     const uint8_t *const *x = s->seen + row;
-    bytes sums[TILE_SUMS];
+    bytes sums[TILE_SUMS], kept[TILE_SUMS + 3];
     UNROLLED(i, rows * vectors)
         memcpy(sums + i, m->start + first + i % vectors * LANES_OF_SUMS, BYTES);
     if (s->zeros)
@@ -494,23 +528,10 @@ INLINED void tile_of_codes(const view *s, const multiplication *m, const bounds 
                     __asm__("vpdpbusd %2, %1, %0" : "+v"(sums[i * vectors + j]) : "v"(four), "v"(columns[j]));
             }
         }
-    /* Codes of as many positions as fill four vectors. */
-    const scales u = {s->factors + first, s->offsets + first, LANES_OF_SUMS, vectors};
-    const int each = vectors < 3 ? 4 / vectors : 1;
-    UNROLLED(i, CEIL_DIV(rows, each))
-    {
-        const int some = rows - i * each < each ? rows - i * each : each;
-        const bytes codes = codes_of_vectors(sums + i * each * vectors, u, &u, &own, some * vectors, 1);
-        uint8_t *const *y = s->y + row + i * each;
-        _Alignas(BYTES) uint8_t parts[BYTES];
-        memcpy(parts, &codes, BYTES);
-        if (each == 1)
-            V(mask_storeu_epi8)(y[0] + first, ~0ull >> (BYTES - count), codes);
-        for (int j = 0; each == 2 && j < some; j++)
-            _mm256_mask_storeu_epi8(y[j] + first, ~0u >> (32 - count), *(const __m256i *)(parts + 32 * j));
-        for (int j = 0; each == 4 && j < some; j++)
-            _mm_mask_storeu_epi8(y[j] + first, 0xffffu >> (16 - count), *(const __m128i *)(parts + 16 * j));
-    }
+    /* What follows is a function for all numbers of rows, which reads sums from memory, four vectors at a time. */
+    UNROLLED(i, rows * vectors + 3)
+        memcpy(kept + i, &sums[i < rows * vectors ? i : i % vectors], BYTES);
+    put_tiles[vectors - 1](s, m, b, kept, row, first, rows);
 }
 #endif
 
