@@ -115,15 +115,14 @@ INLINED void store_panel(const struct block_codes *a, const float *restrict c, i
 }
 
 enum { VECTORS_AT_ONCE = 2 };
+typedef float reals __attribute__((vector_size(BYTES)));
 
 #if defined(VNNI)
 #define OF(name) vnni_##name
 #define ATTRIBUTE VNNI
 #if defined(__AVX512BW__)
-#define VECTOR_OF_CODES 64
 #define MANY 6
 #else
-#define VECTOR_OF_CODES BYTES
 #define MANY 4
 #endif
 #include "block_codes_of.h"
@@ -140,8 +139,6 @@ enum { VECTORS_AT_ONCE = 2 };
 #undef ATTRIBUTE
 #undef OF
 #endif
-#undef VECTOR_OF_CODES
-#define VECTOR_OF_CODES BYTES
 #define OF(name) plain_##name
 #define ATTRIBUTE
 #define MANY 4

@@ -3,39 +3,35 @@
    means any length. Each pass over a panel prefetches a part of the next one, `stride` bytes from `ahead` on for
    every eight codes: otherwise memory would be idle in all passes but the first. */
 
-typedef int32_t OF(words) __attribute__((vector_size(VECTOR_OF_CODES)));
-typedef float OF(reals) __attribute__((vector_size(VECTOR_OF_CODES)));
-
 ATTRIBUTE INLINED void OF(rows)(const struct block_codes *a, int64_t row, int64_t p, int first, float *c,
                                    const uint8_t *ahead, int64_t stride, const int bits, const int rows,
                                    const int block)
 {
-    enum { LANES = VECTOR_OF_CODES / 4 };
     const int64_t blocks = CEIL_DIV(a->k, a->block);
-    const uint8_t *panel = a->weights + p * a->k * PANEL * bits / 8 + first * VECTOR_OF_CODES;
+    const uint8_t *panel = a->weights + p * a->k * PANEL * bits / 8 + first * BYTES;
     const int8_t *codes = a->room + row * a->k;
     const float *of_rows = scales_of(a) + row * blocks;
     const int32_t *of_sums = sums_of(a) + row * blocks;
-    const float *scales = a->scales + p * blocks * PANEL + first * LANES;
-    const float *shifts = a->shifts ? a->shifts + p * blocks * PANEL + first * LANES : NULL;
-    OF(reals) totals[MANY * VECTORS_AT_ONCE] = {0};
+    const float *scales = a->scales + p * blocks * PANEL + first * LANES_OF_SUMS;
+    const float *shifts = a->shifts ? a->shifts + p * blocks * PANEL + first * LANES_OF_SUMS : NULL;
+    reals totals[MANY * VECTORS_AT_ONCE] = {0};
     const int zero = bits == 4 ? 8 : 128;
     for (int64_t b = 0, k = 0; b < blocks; b++) {
         const int64_t end = block ? k + block : smaller(a->k, k + a->block);
-        OF(words) sums[MANY * VECTORS_AT_ONCE];
+        words sums[MANY * VECTORS_AT_ONCE];
         UNROLLED(i, rows * VECTORS_AT_ONCE)
-            sums[i] = (OF(words)){0} - zero * of_sums[i / VECTORS_AT_ONCE * blocks + b];
+            sums[i] = (words){0} - zero * of_sums[i / VECTORS_AT_ONCE * blocks + b];
 #pragma GCC unroll 4
         for (; k < end; k += EIGHT_CODES) {
             const uint8_t *at = panel + k * PANEL * bits / 8;
-            OF(words) low[VECTORS_AT_ONCE], high[VECTORS_AT_ONCE];
+            words low[VECTORS_AT_ONCE], high[VECTORS_AT_ONCE];
             UNROLLED(j, VECTORS_AT_ONCE) {
-                memcpy(&low[j], at + j * VECTOR_OF_CODES, VECTOR_OF_CODES);
+                memcpy(&low[j], at + j * BYTES, BYTES);
                 if (bits == 4) {
                     high[j] = low[j] >> 4 & 0x0f0f0f0f;
                     low[j] &= 0x0f0f0f0f;
                 } else {
-                    memcpy(&high[j], at + PANEL * QUAD + j * VECTOR_OF_CODES, VECTOR_OF_CODES);
+                    memcpy(&high[j], at + PANEL * QUAD + j * BYTES, BYTES);
                     low[j] ^= (int32_t)0x80808080, high[j] ^= (int32_t)0x80808080;
                 }
             }
@@ -46,22 +42,22 @@ ATTRIBUTE INLINED void OF(rows)(const struct block_codes *a, int64_t row, int64_
                 int32_t even, odd;
                 memcpy(&even, codes + r * a->k + k, QUAD);
                 memcpy(&odd, codes + r * a->k + k + QUAD, QUAD);
-                const OF(words) evens = (OF(words)){0} + even, odds = (OF(words)){0} + odd;
+                const words evens = (words){0} + even, odds = (words){0} + odd;
                 UNROLLED(j, VECTORS_AT_ONCE) {
-                    OF(words) *const sum = &sums[r * VECTORS_AT_ONCE + j];
-                    *sum = (OF(words))OF(dot)((OF(sums))*sum, low[j], evens);
-                    *sum = (OF(words))OF(dot)((OF(sums))*sum, high[j], odds);
+                    words *const sum = &sums[r * VECTORS_AT_ONCE + j];
+                    *sum = OF(dot)(*sum, low[j], evens);
+                    *sum = OF(dot)(*sum, high[j], odds);
                 }
             }
         }
         UNROLLED(j, VECTORS_AT_ONCE) {
-            OF(reals) scale, shift = {0};
-            memcpy(&scale, scales + b * PANEL + j * LANES, VECTOR_OF_CODES);
+            reals scale, shift = {0};
+            memcpy(&scale, scales + b * PANEL + j * LANES_OF_SUMS, BYTES);
             if (shifts)
-                memcpy(&shift, shifts + b * PANEL + j * LANES, VECTOR_OF_CODES);
+                memcpy(&shift, shifts + b * PANEL + j * LANES_OF_SUMS, BYTES);
             UNROLLED(r, rows) {
                 const float own = of_rows[r * blocks + b];
-                const OF(reals) number = __builtin_convertvector(sums[r * VECTORS_AT_ONCE + j], OF(reals));
+                const reals number = __builtin_convertvector(sums[r * VECTORS_AT_ONCE + j], reals);
                 totals[r * VECTORS_AT_ONCE + j] += number * (scale * own);
                 if (shifts)
                     totals[r * VECTORS_AT_ONCE + j] += own * (float)of_sums[r * blocks + b] * shift;
@@ -69,17 +65,17 @@ ATTRIBUTE INLINED void OF(rows)(const struct block_codes *a, int64_t row, int64_
         }
     }
     UNROLLED(i, rows * VECTORS_AT_ONCE)
-        memcpy(c + i / VECTORS_AT_ONCE * PANEL + (first + i % VECTORS_AT_ONCE) * LANES, &totals[i], VECTOR_OF_CODES);
+        memcpy(c + i / VECTORS_AT_ONCE * PANEL + (first + i % VECTORS_AT_ONCE) * LANES_OF_SUMS, &totals[i], BYTES);
 }
 
 ATTRIBUTE INLINED void OF(panel)(const struct block_codes *a, int64_t row, int64_t p, int64_t group, int64_t groups,
                                     const int bits, const int rows, const int block)
 {
-    enum { PARTS = PANEL * 4 / (VECTOR_OF_CODES * VECTORS_AT_ONCE) };
+    enum { PARTS = PANEL * 4 / (BYTES * VECTORS_AT_ONCE) };
     float c[MANY * PANEL];
     const int64_t size = a->k * PANEL * bits / 8, passes = groups * PARTS;
     int64_t pass = group * PARTS;
-    for (int first = 0; first < PANEL * 4 / VECTOR_OF_CODES; first += VECTORS_AT_ONCE, pass++) {
+    for (int first = 0; first < PANEL * 4 / BYTES; first += VECTORS_AT_ONCE, pass++) {
         const uint8_t *ahead = a->weights + p * size;
         ahead += passes == 1 ? FETCHED_AHEAD : size + pass * size / passes;
         OF(rows)(a, row, p, first, c, ahead, PANEL * bits / passes, bits, rows, block);

@@ -71,68 +71,7 @@ typedef int16_t signed_halves __attribute__((vector_size(16)));
     SHUFFLE(bytes, a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
 #endif
 enum { BYTES = sizeof(bytes), LANES_OF_SUMS = BYTES / 4 };
-
-/* A product with vectors of `bytes` bytes, in tiles of `most` rows, or of one row and `wide` panels. Rows are divided
-   equally among the fewest tiles possible; of a few rows, each is a tile. */
-#define PRODUCT(name, attribute, bytes, most, wide)                                               \
-    typedef int32_t name##_sums __attribute__((vector_size(bytes)));                              \
-                                                                                                  \
-    attribute INLINED void name##_block(const multiplication *m, int64_t row, int64_t panel,      \
-                                        const int rows, const int panels)                         \
-    {                                                                                             \
-        enum { LANES = bytes / 4, VECTORS = PANEL / LANES };                                      \
-        name##_sums sums[(most > wide ? most : wide) * VECTORS];                                  \
-        const int each = panels * VECTORS;                                                        \
-        const int32_t *start = m->start + row * m->start_step + panel * PANEL;                    \
-        const int8_t *w = m->w + panel * m->w_step;                                               \
-        int32_t *c = m->c + row * m->c_step + panel * PANEL;                                      \
-        const int64_t x_step = m->x_step, room = CEIL_DIV(m->columns, TILE) * TILE;               \
-        UNROLLED(i, rows * each)                                                                  \
-            memcpy(sums + i, start + i / each * m->start_step + i % each * LANES, bytes);         \
-        for (int64_t part = 0; part < m->parts; part++) {                                         \
-            const uint8_t *at[(most + 2) / 3]; /* one per three rows, as in products_of.h */      \
-            UNROLLED(i, (rows + 2) / 3)                                                           \
-                at[i] = m->x + (row + 3 * i) * x_step + m->places[part];                          \
-            for (int64_t q = 0; q < m->quads; q++, w += PANEL_BYTES) {                            \
-                name##_sums columns[wide * VECTORS];                                              \
-                UNROLLED(j, each)                                                                 \
-                    memcpy(columns + j, w + j / VECTORS * m->w_step + j % VECTORS * bytes, bytes);\
-                /* Row by row: registers have room for one broadcast quad beside columns and sums. */\
-                UNROLLED(i, rows) {                                                               \
-                    int32_t four;                                                                 \
-                    memcpy(&four, at[i / 3] + i % 3 * x_step, QUAD);                              \
-                    name##_sums number = (name##_sums){0} + four;                                 \
-                    UNROLLED(j, each)                                                             \
-                        sums[i * each + j] = name##_dot(sums[i * each + j], number, columns[j]);  \
-                }                                                                                 \
-                UNROLLED(i, (rows + 2) / 3) { ADVANCE(at[i], QUAD); }                             \
-            }                                                                                     \
-        }                                                                                         \
-        UNROLLED(i, rows * each)                                                                  \
-            if (panel * PANEL + i % each * LANES < room)                                          \
-                memcpy(c + i / each * m->c_step + i % each * LANES, sums + i, bytes);             \
-    }                                                                                             \
-                                                                                                  \
-    attribute static void name(const multiplication *m)                                           \
-    {                                                                                             \
-        const int64_t panels = CEIL_DIV(m->columns, PANEL);                                       \
-        int64_t tiles = m->rows < smaller(4, most) ? m->rows : CEIL_DIV(m->rows, most);           \
-        for (int64_t row = 0, rows, p; tiles > 0; row += rows, tiles--) {                         \
-            rows = CEIL_DIV(m->rows - row, tiles), p = 0;                                         \
-            for (; rows == 1 && p + wide <= panels; p += wide)                                    \
-                name##_block(m, row, p, 1, wide);                                                 \
-            switch (rows) {                                                                       \
-                ROWS(name, most, 1) ROWS(name, most, 2) ROWS(name, most, 3) ROWS(name, most, 4)   \
-                ROWS(name, most, 5) ROWS(name, most, 6) ROWS(name, most, 7) ROWS(name, most, 8)   \
-                ROWS(name, most, 9) ROWS(name, most, 10) ROWS(name, most, 11) ROWS(name, most, 12)\
-            }                                                                                     \
-        }                                                                                         \
-    }
-#define ROWS(name, most, rows)                                                                    \
-    case rows:                                                                                    \
-        for (; rows <= most && p < panels; p++)                                                   \
-            name##_block(m, row, p, rows <= most ? rows : 1, 1);                                  \
-        break;
+typedef int32_t words __attribute__((vector_size(BYTES)));
 
 /* Dot products of four uint8 with four int8, in vectors. Without such instructions: even and odd products separately
    as int16. DOTS are of int8 with int8: x is 64 + 64 more than what these take for it. WIDEST selects the functions
@@ -141,14 +80,12 @@ enum { BYTES = sizeof(bytes), LANES_OF_SUMS = BYTES / 4 };
 #define VNNI __attribute__((target("avx512vnni")))
 #define WIDEST(suffix) (features & AVX512_VNNI ? vnni##suffix : plain##suffix)
 #define vnni_dot(sum, x, w) \
-    (vnni_sums)_mm512_dpbusd_epi32((__m512i)(sum), (__m512i)(x), (__m512i)(w))
-PRODUCT(vnni, VNNI, 64, 12, 4)
+    (words)_mm512_dpbusd_epi32((__m512i)(sum), (__m512i)(x), (__m512i)(w))
 #elif defined(__AVX2__)
 #define VNNI __attribute__((target("avxvnni")))
 #define WIDEST(suffix) (features & AVX_VNNI ? vnni##suffix : plain##suffix)
 #define vnni_dot(sum, x, w) \
-    (vnni_sums)_mm256_dpbusd_avx_epi32((__m256i)(sum), (__m256i)(x), (__m256i)(w))
-PRODUCT(vnni, VNNI, 32, 3, 2)
+    (words)_mm256_dpbusd_avx_epi32((__m256i)(sum), (__m256i)(x), (__m256i)(w))
 #elif defined(__aarch64__) && (defined(__linux__) || defined(__ARM_FEATURE_DOTPROD))
 #if defined(__linux__)
 #include <sys/auxv.h>
@@ -163,13 +100,11 @@ enum { AT_HWCAP = 1, AT_HWCAP2 = 0 };
                                     : plain##suffix)
 #define VNNI __attribute__((target("arch=armv8.2-a+i8mm")))
 #define vnni_dot(sum, x, w) \
-    (vnni_sums)vusdotq_s32((int32x4_t)(sum), (uint8x16_t)(x), (int8x16_t)(w))
-PRODUCT(vnni, VNNI, 16, 2, 2)
+    (words)vusdotq_s32((int32x4_t)(sum), (uint8x16_t)(x), (int8x16_t)(w))
 #define DOTS __attribute__((target("arch=armv8.2-a+dotprod")))
 #define DOT(sum, x, w) vdotq_s32(sum, (int8x16_t)(x), (int8x16_t)(w))
 #define dots_dot(sum, x, w) \
-    (dots_sums)DOT(DOT(DOT((int32x4_t)(sum), (bytes)(x) ^ 128, w), (bytes){0} + 64, w), (bytes){0} + 64, w)
-PRODUCT(dots, DOTS, 16, 2, 2)
+    (words)DOT(DOT(DOT((int32x4_t)(sum), (bytes)(x) ^ 128, w), (bytes){0} + 64, w), (bytes){0} + 64, w)
 #else
 #define WIDEST(suffix) plain##suffix
 #endif
@@ -177,122 +112,46 @@ PRODUCT(dots, DOTS, 16, 2, 2)
 #if defined(__SSE4_1__)
 #define plain_dot(sum, x, w)                                                                      \
     ((sum) +                                                                                      \
-     (plain_sums)V(madd_epi16)((bytes)(x)&V(set1_epi16)(255),                                     \
+     (words)V(madd_epi16)((bytes)(x)&V(set1_epi16)(255),                                     \
                                V(srai_epi16)(V(slli_epi16)((bytes)(w), 8), 8)) +                  \
-     (plain_sums)V(madd_epi16)(V(srli_epi16)((bytes)(x), 8), V(srai_epi16)((bytes)(w), 8)))
+     (words)V(madd_epi16)(V(srli_epi16)((bytes)(x), 8), V(srai_epi16)((bytes)(w), 8)))
 #else
 #if defined(__aarch64__)
-#define PAIRS_ADDED(sum, x) (plain_sums)vpadalq_s16((int32x4_t)(sum), (int16x8_t)(x))
+#define PAIRS_ADDED(sum, x) (words)vpadalq_s16((int32x4_t)(sum), (int16x8_t)(x))
 #else
-#define PAIRS_ADDED(sum, x) ((sum) + ((plain_sums)(x) << 16 >> 16) + ((plain_sums)(x) >> 16))
+#define PAIRS_ADDED(sum, x) ((sum) + ((words)(x) << 16 >> 16) + ((words)(x) >> 16))
 #endif
 #define plain_dot(sum, x, w)                                                                      \
     PAIRS_ADDED(PAIRS_ADDED(sum, (signed_halves)((halves)(x)&255) * ((signed_halves)(w) << 8 >> 8)), \
                 (signed_halves)((halves)(x) >> 8) * ((signed_halves)(w) >> 8))
 #endif
-PRODUCT(plain, , BYTES, 2, 2)
 
-/* AMX tiles of 16 rows: four of sums, two of x and two of weights. */
+/* The products of integers.c, by what the processor has; those of `tiles` are AMX's. */
+#pragma GCC visibility push(hidden)
+product plain;
+#if defined(VNNI)
+product vnni;
+#endif
+#if defined(DOTS)
+product dots;
+#endif
 #ifdef HAVE_TILES
-/* Tiles of sums: 2 x 2, optionally without the `right` or `lower` half, or a `tall` column of four. */
-#define EACH_TILE(X) X(0) X(1) X(2) X(3)
-#define IS_USED(t) (tall || ((lower || t < 2) && (right || t % 2 == 0)))
-#define PLACE(t, from, step) (from) + TILE * (tall ? t * (step) : t / 2 * (step) + t % 2)
-#define LOAD(t) if (IS_USED(t)) _tile_loadd(t, PLACE(t, start, m->start_step), m->start_step * 4);
-#define MULTIPLY(...) do if (m->is_signed) _tile_dpbssd(__VA_ARGS__); else _tile_dpbusd(__VA_ARGS__); while (0)
-#define STORE(t) if (IS_USED(t)) _tile_stored(t, PLACE(t, c, m->c_step), m->c_step * 4);
-
-__attribute__((target("amx-tile,amx-int8"))) INLINED void tiles_of(
-    const multiplication *m, int64_t row, int64_t panel, const int lower, const int right, const int tall)
-{
-    const int32_t *start = m->start + row * m->start_step + panel * PANEL;
-    const int64_t below = TILE * m->x_step;
-    int32_t *c = m->c + row * m->c_step + panel * PANEL;
-    const int8_t *w = m->w + panel * m->w_step;
-    EACH_TILE(LOAD)
-    for (int64_t part = 0; part < m->parts; part++) {
-        const uint8_t *x = m->x + row * m->x_step + m->places[part];
-        const uint8_t *end = x + m->quads * QUAD;
-        for (; x < end; x += m->deep * QUAD, w += m->deep * PANEL_BYTES) {
-            _tile_loadd(6, w, PANEL_BYTES);
-            _tile_loadd(4, x, m->x_step);
-            MULTIPLY(0, 4, 6);
-            if (lower)
-                _tile_loadd(5, x + below, m->x_step);
-            if (tall) {
-                MULTIPLY(1, 5, 6);
-                _tile_loadd(4, x + 2 * below, m->x_step);
-                MULTIPLY(2, 4, 6);
-                _tile_loadd(5, x + 3 * below, m->x_step);
-                MULTIPLY(3, 5, 6);
-                continue;
-            }
-            if (lower)
-                MULTIPLY(2, 5, 6);
-            if (right)
-                _tile_loadd(7, w + 64, PANEL_BYTES);
-            if (right)
-                MULTIPLY(1, 4, 7);
-            if (lower && right)
-                MULTIPLY(3, 5, 7);
-        }
-    }
-    EACH_TILE(STORE)
-}
-
-__attribute__((target("amx-tile,amx-int8"))) static void tiles(const multiplication *m)
-{
-    int64_t own = 0, *const shape = m->shape ? m->shape : &own;
-    for (int64_t row = 0; row < m->rows; row += 2 * TILE) {
-        const int64_t rows = smaller(2 * TILE, m->rows - row), upper = smaller(rows, TILE);
-        const int64_t lower = rows - upper;
-        const int64_t wanted = m->deep * (2 * TILE + 1) + rows;
-        if (*shape != wanted)
-            shape_tiles(upper, lower, m->deep, m->deep * QUAD);
-        *shape = wanted;
-        if (m->columns <= TILE && m->rows - row >= 4 * TILE) {
-            tiles_of(m, row, 0, 1, 0, 1);
-            row += 2 * TILE;
-            continue;
-        }
-        for (int64_t p = 0; p * PANEL < m->columns; p++) {
-            const int right = m->columns - p * PANEL > TILE;
-            if (lower && right)
-                tiles_of(m, row, p, 1, 1, 0);
-            else if (lower)
-                tiles_of(m, row, p, 1, 0, 0);
-            else if (right)
-                tiles_of(m, row, p, 0, 1, 0);
-            else
-                tiles_of(m, row, p, 0, 0, 0);
-        }
-    }
-    if (!m->shape)
-        _tile_release();
-}
-
-__attribute__((target("amx-tile"), unused)) static void release_tiles(void)
-{
-    _tile_release();
-}
+#define EACH_TILE(X) X(0) X(1) X(2) X(3) /* those of sums */
+product tiles;
+void release_tiles(void);
 #endif
 
+/* The fastest for this many rows. */
+product *product_for(int64_t rows);
+#pragma GCC visibility pop
+
 /* Release the tiles that were configured for a shape. */
-__attribute__((unused)) static inline void end_tiles(int64_t shape)
+static inline void end_tiles(int64_t shape)
 {
 #ifdef HAVE_TILES
     if (shape)
         release_tiles();
 #endif
-}
-
-__attribute__((unused)) static product *product_for(int64_t rows)
-{
-#ifdef HAVE_TILES
-    if (rows > 4 && has_tiles())
-        return tiles;
-#endif
-    return WIDEST();
 }
 
 /* Add 128 to codes, or subtract it (the same operation). */

@@ -73,8 +73,6 @@ struct code_depthwise {
     const steps *x_steps, *y_steps;
 };
 
-typedef int32_t words __attribute__((vector_size(BYTES)));
-
 /* Sums rescaled in integer arithmetic. */
 static inline words rescaled(words x, words multipliers, words shifts)
 {
@@ -715,7 +713,7 @@ INLINED int64_t kernel_row(const axis *u, int64_t row, int64_t t)
         const axis *u = a->rows;                                                                  \
         const int64_t tall = (rows - 1) * u->stride + (u->kernel - 1) * u->dilation + 1;          \
         for (int i = 0; i < CHUNK; i += BYTES) {                                                  \
-            name##_sums sums[LINES * 4];                                                          \
+            words sums[LINES * 4];                                                          \
             UNROLLED(j, rows * 4)                                                                 \
                 memcpy(sums + j, a->terms + at + j % 4 * (CHUNK / 4) + i / 4, BYTES);             \
             for (int64_t t = 0; t < tall; t++)                                                    \
