@@ -93,10 +93,6 @@ INLINED void TILES_OF(VECTORS, IS_TALL)(operands x, const float *panel, int64_t 
 /* A part, except the rows set in `without`; `even`: rows of the tall tile are evenly spaced. */
 #define PART(kind, without, even)                                                                  \
     {                                                                                              \
-        const float *at[TALL_SUMS];                                                                \
-        UNROLLED(r, rows)                                                                          \
-            at[r] = !x.step ? of_part[r]                                                           \
-                            : outside >> r & 1 ? x.zeros : of_part[0] + place + r * x.step;        \
         for (int64_t k = begin; k < limit;) {                                                      \
             const int64_t stop = smaller(k + ahead, limit);                                        \
             FETCH(AHEAD > 4)                                                                       \
@@ -114,8 +110,12 @@ INLINED void TILES_OF(VECTORS, IS_TALL)(operands x, const float *panel, int64_t 
                 STEP(kind, 0, without, even)                                                       \
         }                                                                                          \
     }
+/* The addresses of the rows of a part. */
+#define FIND_ROWS                                                                                  \
+    UNROLLED(r, rows)                                                                              \
+        at[r] = !x.step ? of_part[r] : outside >> r & 1 ? x.zeros : of_part[0] + place + r * x.step;
             for (int64_t part = 0; part < x.parts; part++) {
-                const float *const *of_part = x.rows + part * x.apart;
+                const float *const *of_part = x.rows + part * x.apart, *at[TALL_SUMS];
 #if IS_TALL
                 int64_t step;
                 const float *group_at[2];
@@ -156,6 +156,7 @@ INLINED void TILES_OF(VECTORS, IS_TALL)(operands x, const float *panel, int64_t 
     EVEN(kind, both, 1 | 1 << group)                                                               \
     EVEN(kind, both, 1 << (group - 1) | 1 << (rows - 1))                                           \
     {                                                                                              \
+        FIND_ROWS                                                                                  \
         if (x.step ? ~outside & upper : !all_at(x.zeros, of_part, group))                          \
             PART(kind, lower, 0)                                                                   \
         w = from;                                                                                  \
@@ -171,21 +172,27 @@ INLINED void TILES_OF(VECTORS, IS_TALL)(operands x, const float *panel, int64_t 
                     TALL_PART(FLOATS)
 #else
                 const int has_ends = HAS_ENDS && rows > 2, outside = x.step ? outside_of_line(&x, part, rows) : 0;
-                if (x.step ? outside == ALL_ROWS : all_at(x.zeros, of_part, rows))
+                if (x.step ? outside == ALL_ROWS : all_at(x.zeros, of_part, rows)) {
                     w += depth * width;
+                    continue;
+                }
+                FIND_ROWS
 #if defined(__AVX512F__)
-                else if (kind == PAIRS)
+                if (kind == PAIRS)
                     PART(PAIRS, 0, 0)
+                else
 #if VECTORS == 1
-                else if (kind == TWOS)
+                if (kind == TWOS)
                     PART(TWOS, 0, 0)
+                else
 #endif
 #if HAS_HALVES
-                else if (kind == HALVES)
+                if (kind == HALVES)
                     PART(HALVES, 0, 0)
+                else
 #endif
 #endif
-                else if (has_ends && (x.step ? outside & 1 : of_part[0] == x.zeros))
+                if (has_ends && (x.step ? outside & 1 : of_part[0] == x.zeros))
                     PART(FLOATS, 1, 0)
                 else if (has_ends && (x.step ? outside >> (rows - 1) & 1 : of_part[rows - 1] == x.zeros))
                     PART(FLOATS, 1 << (rows - 1), 0)
@@ -196,6 +203,7 @@ INLINED void TILES_OF(VECTORS, IS_TALL)(operands x, const float *panel, int64_t 
 #undef EVEN
 #undef TALL_PART
 #undef PART
+#undef FIND_ROWS
 #undef FETCH
 #undef STEP
 #undef STEP_OF_TAPS
