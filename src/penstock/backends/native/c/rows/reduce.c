@@ -26,7 +26,6 @@ struct mean_of_codes {
 };
 
 enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, SEVERAL = 192, SHORT = 160 };
-enum { AT_ONCE = 4 }; /* rows that are added to totals of columns in one pass over these */
 
 static inline int32_t code_of_sum(const struct reduction *a, int32_t sum)
 {
@@ -160,8 +159,9 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
             totals[i] = name##_folded(x + i * a->length, a->length);                              \
     }
 
-/* The same for columns; MAP takes each element relative to the top of its column, if there are tops. */
-#define COLUMN_TOTALS(name, type, lane, wide, start, COMBINE, MAP)                                \
+/* The same for columns; MAP takes each element relative to the top of its column, if there are tops. AT_ONCE rows, at
+   most four, are added to totals in one pass over these. */
+#define COLUMN_TOTALS(name, type, lane, wide, start, COMBINE, MAP, AT_ONCE)                       \
     static __attribute__((noinline)) void name##_of_columns(const struct reduction *a, int64_t first,\
                                                             int64_t columns, wide *restrict totals,\
                                                             const lane *restrict tops)            \
@@ -195,7 +195,7 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
                 totals[j] = COMBINE(totals[j], totals[j + half]);                                 \
     }
 
-#define TOTALS(name, ...) ROW_TOTALS(name, __VA_ARGS__) COLUMN_TOTALS(name, __VA_ARGS__)
+#define TOTALS(name, ...) ROW_TOTALS(name, __VA_ARGS__) COLUMN_TOTALS(name, __VA_ARGS__, 4)
 
 /* A kernel whose results are computed from such totals. */
 #define FINISHED(name, totals_of, type, wide, FINISH)                                             \
@@ -383,7 +383,7 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
 /* The logarithm of a sum of exponentials, relative to the highest element; infinities are relative to 0. Exponentials
    are of type `real`, which `reals` names. */
 #define LOGSUMEXP(suffix, type, reals, real)                                                      \
-    COLUMN_TOTALS(powers_##suffix, type, real, double, 0, SUM, POWER_##reals)                     \
+    COLUMN_TOTALS(powers_##suffix, type, real, double, 0, SUM, POWER_##reals, 1)                  \
                                                                                                   \
     static inline real relative_##suffix(type highest)                                            \
     {                                                                                             \
