@@ -8,28 +8,34 @@
 #include "families.h"
 #include "products.h"
 
-/* Integers wrap; most integer products are small. */
-#define MOST_ROWS 4
 /* Strip widths are multiples of UNIT bytes; at most DIRECT rows read b in place, and at most SHARED rows share a
    packed copy, whose source is prefetched AHEAD rows early. */
 enum { DEPTH = 256, UNIT = 64, DIRECT = 64, FEW_ROWS = 4, AHEAD = 16, SHARED = 256 };
 
+#define MOST_ROWS 12
 #define REAL float
 #define OF(name) name
 #define INDEX int32_t
 #define LANES_OF_REAL LANES_32
 #include "matmul_of.h"
+/* Integers wrap; most integer products are small. */
+#undef MOST_ROWS
+#define MOST_ROWS 4
 #define REAL uint32_t
 #define OF(name) name##_int32
 #include "products_of.h"
 #include "matmul_of.h"
 #undef INDEX
 #undef LANES_OF_REAL
+#undef MOST_ROWS
+#define MOST_ROWS 12
 #define REAL double
 #define OF(name) name##_float64
 #define INDEX int64_t
 #define LANES_OF_REAL LANES_64
 #include "matmul_of.h"
+#undef MOST_ROWS
+#define MOST_ROWS 4
 #define REAL uint64_t
 #define OF(name) name##_int64
 #include "products_of.h"

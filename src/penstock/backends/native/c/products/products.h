@@ -24,7 +24,6 @@ enum { PANEL = 32, TILE_SUMS = BY_WIDTH(24, 12, 12), TILE_VECTORS = 4 };
 #endif
 
 /* Those of float have plain names. */
-#define MOST_ROWS 12
 #define REAL float
 #define OF(name) name
 #include "products_of.h"
@@ -35,6 +34,5 @@ enum { PANEL = 32, TILE_SUMS = BY_WIDTH(24, 12, 12), TILE_VECTORS = 4 };
 #include "products_of.h"
 #undef REAL
 #undef OF
-#undef MOST_ROWS
 
 #endif

@@ -1,5 +1,5 @@
-/* Products of tiles of matrices in the type REAL, whose functions are named OF(name), of at most MOST_ROWS rows:
-   products.h and matmul.c include this for each type. */
+/* Products of tiles of matrices in the type REAL, whose functions are named OF(name): products.h and matmul.c include
+   this for each type. */
 
 enum {
     OF(LANES) = VECTOR_BYTES / sizeof(REAL),
@@ -61,76 +61,10 @@ typedef struct {
     int adds, ordered; /* ordered: sums are not split */
 } OF(tile);
 
-/* Multiply `tiles` tiles, one below the other; the rows and vectors of a tile are constants. With few sums, each is
-   split into up to four accumulators to hide latency; with several rows, this split does not depend on their number.
-   There are too few registers for the address of each row: one serves three rows. */
-INLINED void OF(multiply)(OF(tile) *t, int64_t tiles, int rows, int vectors)
-{
-    const int ways = rows == 1 ? (vectors > 2 ? 2 : 4) : vectors == 1 ? 2 : 1, size = rows * vectors;
-    const int64_t a_row = t->a_row, a_inner = t->a_inner, b_inner = t->b_inner, y_row = t->y_row;
-    for (; tiles > 0; tiles--, t->a += rows * a_row, t->y += rows * y_row) {
-        OF(vector) sums[TILE_SUMS];
-        const REAL *at[(MOST_ROWS + 2) / 3], *b = t->b;
-        UNROLLED(i, TILE_SUMS)
-            sums[i] = (OF(vector)){0};
-        UNROLLED(i, (rows + 2) / 3)
-            at[i] = t->a + 3 * i * a_row;
-        int64_t left = t->inner, apart = ways > 1 && !t->ordered ? left / ways * ways : 0;
-#define STEP(way)                                                                                  \
-    {                                                                                              \
-        OF(vector) columns[TILE_VECTORS];                                                          \
-        UNROLLED(j, vectors) columns[j] = OF(loaded)(b + j * OF(LANES));                           \
-        UNROLLED(r, rows)                                                                          \
-            UNROLLED(j, vectors)                                                                   \
-                sums[(way) * size + r * vectors + j] += at[r / 3][r % 3 * a_row] * columns[j];     \
-        UNROLLED(i, (rows + 2) / 3) { ADVANCE(at[i], a_inner); }                                   \
-        b += b_inner;                                                                              \
-    }
-        for (left -= apart; apart > 0; apart -= ways)
-            UNROLLED(way, ways)
-                STEP(way)
-        for (; left > 0; left--)
-            STEP(0)
-#undef STEP
-#pragma GCC unroll 16
-        for (int i = size; i < ways * size; i++)
-            sums[i % size] += sums[i];
-#define EACH(expression)                                                                           \
-    UNROLLED(r, rows)                                                                              \
-        UNROLLED(j, vectors) {                                                                     \
-            REAL *to = t->y + r * y_row + j * OF(LANES);                                           \
-            const int64_t count = j + 1 < vectors ? OF(LANES) : t->last;                           \
-            expression;                                                                            \
-        }
-        if (t->adds)
-            EACH(sums[r * vectors + j] += OF(load_lanes)(to, count))
-        EACH(OF(store_lanes)(to, sums[r * vectors + j], count))
-#undef EACH
-    }
-}
-
-/* For any number of rows, and at most TILE_VECTORS vectors. */
-__attribute__((noinline)) static void OF(multiply_rows)(OF(tile) t, int64_t rows, int64_t vectors)
-{
-    const int64_t most = smaller(MOST_ROWS, TILE_SUMS / (vectors > 1 ? vectors : 2));
-    const int64_t tiles = CEIL_DIV(rows, most), more = rows % tiles;
-    /* Some tiles have one row more than the others. */
-    for (int64_t one = 1; one >= 0; one--) {
-#define TILE(rows, vectors)                                                                        \
-    case rows * 8 + vectors:                                                                       \
-        if (rows <= MOST_ROWS && rows * (vectors > 1 ? vectors : 2) <= TILE_SUMS && vectors <= TILE_VECTORS) \
-            OF(multiply)(&t, one ? more : tiles - more, rows, vectors);                            \
-        break;
-#define TILES(rows) TILE(rows, 1) TILE(rows, 2) TILE(rows, 3) TILE(rows, 4)
-        switch ((rows / tiles + one) * 8 + vectors) {
-            TILES(1) TILES(2) TILES(3) TILES(4)
-            TILES(5) TILES(6) TILES(7) TILES(8)
-            TILES(9) TILES(10) TILES(11) TILES(12)
-        }
-#undef TILES
-#undef TILE
-    }
-}
+/* For any number of rows, and at most TILE_VECTORS vectors: of matmul.c. */
+#pragma GCC visibility push(hidden)
+void OF(multiply_rows)(OF(tile) t, int64_t rows, int64_t vectors);
+#pragma GCC visibility pop
 
 /* c += a b, for a of [rows, k] and b of one panel of 32 columns; `ordered` as in a tile. */
 static inline void OF(add_product)(REAL *c, int64_t c_step, const REAL *a, int64_t a_step,
