@@ -103,7 +103,8 @@ INLINED int64_t tile_place(const struct block_codes *a, int64_t row, int64_t b)
 }
 
 /* Store some rows of a panel, with the bias. */
-INLINED void store_panel(const struct block_codes *a, const float *restrict c, int64_t row, int64_t rows, int64_t p)
+static __attribute__((noinline)) void store_panel(const struct block_codes *a, const float *restrict c, int64_t row,
+                                                   int64_t rows, int64_t p)
 {
     const int64_t width = smaller(PANEL, a->n - p * PANEL);
     const float *const bias = a->bias ? a->bias + p * PANEL : NULL;
