@@ -110,7 +110,9 @@ static __attribute__((noinline)) void store_panel(const struct block_codes *a, c
     const float *const bias = a->bias ? a->bias + p * PANEL : NULL;
     for (int64_t r = 0; r < rows; r++, c += PANEL) {
         float *restrict y = a->y + (row + r) * a->n + p * PANEL;
-        for (int64_t i = 0; i < width; i++)
+        for (int64_t i = 0; width == PANEL && i < PANEL; i++) /* whole vectors */
+            y[i] = bias ? c[i] + bias[i] : c[i];
+        for (int64_t i = 0; width < PANEL && i < width; i++)
             y[i] = bias ? c[i] + bias[i] : c[i];
     }
 }

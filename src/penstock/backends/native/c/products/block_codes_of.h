@@ -3,36 +3,6 @@
    means any length. Each pass over a panel prefetches a part of the next one, `stride` bytes from `ahead` on for
    every eight codes: otherwise memory would be idle in all passes but the first. */
 
-/* Add the products of eight codes of each row, from k on; `at` is where their weights are. */
-ATTRIBUTE INLINED void OF(eight)(const struct block_codes *a, words *sums, const int8_t *codes, const uint8_t *at,
-                                    const uint8_t *ahead, const int bits, const int rows)
-{
-    words low[VECTORS_AT_ONCE], high[VECTORS_AT_ONCE];
-    UNROLLED(j, VECTORS_AT_ONCE) {
-        memcpy(&low[j], at + j * BYTES, BYTES);
-        if (bits == 4) {
-            high[j] = low[j] >> 4 & 0x0f0f0f0f;
-            low[j] &= 0x0f0f0f0f;
-        } else {
-            memcpy(&high[j], at + PANEL * QUAD + j * BYTES, BYTES);
-            low[j] ^= (int32_t)0x80808080, high[j] ^= (int32_t)0x80808080;
-        }
-    }
-    UNROLLED(l, bits / 2)
-        __builtin_prefetch(ahead + l * LINE);
-    UNROLLED(r, rows) {
-        int32_t even, odd;
-        memcpy(&even, codes + r * a->k, QUAD);
-        memcpy(&odd, codes + r * a->k + QUAD, QUAD);
-        const words evens = (words){0} + even, odds = (words){0} + odd;
-        UNROLLED(j, VECTORS_AT_ONCE) {
-            words *const sum = &sums[r * VECTORS_AT_ONCE + j];
-            *sum = OF(dot)(*sum, low[j], evens);
-            *sum = OF(dot)(*sum, high[j], odds);
-        }
-    }
-}
-
 ATTRIBUTE INLINED void OF(rows)(const struct block_codes *a, int64_t row, int64_t p, int first, float *c,
                                    const uint8_t *ahead, int64_t stride, const int bits, const int rows,
                                    const int block)
@@ -51,20 +21,35 @@ ATTRIBUTE INLINED void OF(rows)(const struct block_codes *a, int64_t row, int64_
         words sums[MANY * VECTORS_AT_ONCE];
         UNROLLED(i, rows * VECTORS_AT_ONCE)
             sums[i] = (words){0} - zero * of_sums[i / VECTORS_AT_ONCE * blocks + b];
-#define EIGHT                                                                                     \
-    {                                                                                             \
-        OF(eight)(a, sums, codes + k, panel + k * PANEL * bits / 8, ahead, bits, rows);            \
-        ahead += stride;                                                                          \
-    }
-        /* The products of many rows take longer than a jump. */
-        if (block || rows < 4)
 #pragma GCC unroll 4
-            for (; k < end; k += EIGHT_CODES)
-                EIGHT
-        else
-            for (; k < end; k += EIGHT_CODES)
-                EIGHT
-#undef EIGHT
+        for (; k < end; k += EIGHT_CODES) {
+            const uint8_t *at = panel + k * PANEL * bits / 8;
+            words low[VECTORS_AT_ONCE], high[VECTORS_AT_ONCE];
+            UNROLLED(j, VECTORS_AT_ONCE) {
+                memcpy(&low[j], at + j * BYTES, BYTES);
+                if (bits == 4) {
+                    high[j] = low[j] >> 4 & 0x0f0f0f0f;
+                    low[j] &= 0x0f0f0f0f;
+                } else {
+                    memcpy(&high[j], at + PANEL * QUAD + j * BYTES, BYTES);
+                    low[j] ^= (int32_t)0x80808080, high[j] ^= (int32_t)0x80808080;
+                }
+            }
+            UNROLLED(l, bits / 2)
+                __builtin_prefetch(ahead + l * LINE);
+            ahead += stride;
+            UNROLLED(r, rows) {
+                int32_t even, odd;
+                memcpy(&even, codes + r * a->k + k, QUAD);
+                memcpy(&odd, codes + r * a->k + k + QUAD, QUAD);
+                const words evens = (words){0} + even, odds = (words){0} + odd;
+                UNROLLED(j, VECTORS_AT_ONCE) {
+                    words *const sum = &sums[r * VECTORS_AT_ONCE + j];
+                    *sum = OF(dot)(*sum, low[j], evens);
+                    *sum = OF(dot)(*sum, high[j], odds);
+                }
+            }
+        }
         UNROLLED(j, VECTORS_AT_ONCE) {
             reals scale, shift = {0};
             memcpy(&scale, scales + b * PANEL + j * LANES_OF_SUMS, BYTES);

@@ -383,7 +383,7 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
 /* The logarithm of a sum of exponentials, relative to the highest element; infinities are relative to 0. Exponentials
    are of type `real`, which `reals` names. */
 #define LOGSUMEXP(suffix, type, reals, real)                                                      \
-    COLUMN_TOTALS(powers_##suffix, type, real, double, 0, SUM, POWER_##reals, 1)                  \
+    COLUMN_TOTALS(powers_##suffix, type, real, double, 0, SUM, POWER_##reals, 2)                  \
                                                                                                   \
     static inline real relative_##suffix(type highest)                                            \
     {                                                                                             \
