@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.backends.native import by_memory, family, rows_ns
-from penstock.backends.native.formulas import BLOCK, Term
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
+from penstock.backends.native.terms import BLOCK, Term
 from penstock.core.records import dataclass, field
 from penstock.ir.graph import Node
 from penstock.ir.layout import strides_of

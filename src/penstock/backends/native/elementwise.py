@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family, rows_ns
-from penstock.backends.native.formulas import (
-    BLOCK,
-    CHEAP_POWERS,
-    FORMULAS,
-    KINDS,
-    QUANTIZED,
-    QUANTIZED_KINDS,
-    Term,
-    converted,
-)
 from penstock.backends.native.kernel import (
     NativeCall,
     Site,
     Tensor,
     UnsupportedError,
     native_kernel,
+)
+from penstock.backends.native.terms import (
+    BLOCK,
+    CHEAP_POWERS,
+    KINDS,
+    QUANTIZED,
+    QUANTIZED_KINDS,
+    TERMS,
+    Term,
+    converted,
 )
 from penstock.core.records import replace
 from penstock.core.traced import TRACED, computed, deferred, int64s
@@ -106,7 +106,7 @@ _ADDITIONS = {
 
 _QUANTIZING = ("DequantizeLinear", "QuantizeLinear")
 _CONVERTING = ("Cast", *_QUANTIZING, *[f"{MICROSOFT}.{name}" for name in _QUANTIZING])
-OPERATIONS = (*FORMULAS, *_CONVERTING)
+OPERATIONS = (*TERMS, *_CONVERTING)
 """operations of programs"""
 
 _Merged: TypeAlias = tuple[list[int], list[list[int]]]
@@ -261,8 +261,8 @@ class _Program:
         name = _name(type_)
         if node.op.full_name in _CONVERTING:
             return self._convert(node, values, name)
-        formula = FORMULAS.get(node.op.full_name)
-        if formula is None:
+        rule = TERMS.get(node.op.full_name)
+        if rule is None:
             raise UnsupportedError
         while values and values[-1] is None:
             values = values[:-1]
@@ -272,7 +272,7 @@ class _Program:
         if node.op.full_name not in QUANTIZED:
             codes = QUANTIZED_KINDS.values()
             values = [converted(v, "i4") if v and v.kind in codes else v for v in values]
-        result = formula(node.attrs, *values)
+        result = rule(node.attrs, *values)
         return converted(result, QUANTIZED_KINDS[name]) if name in QUANTIZED_KINDS else result
 
     def _convert(self, node: Node, values: Sequence[Term | None], name: str) -> Term:

@@ -1,8 +1,8 @@
-"""Formulas of elementwise operations, as terms of the instructions of the interpreter in
+"""Elementwise operations as terms of the instructions of the interpreter in
 ``c/core/elementwise.c``.
 
     >>> x = Term("f4")
-    >>> (x * 2.0 + x).operation, FORMULAS["Mean"]({}, x, x).arguments[1].constant
+    >>> (x * 2.0 + x).operation, TERMS["Mean"]({}, x, x).arguments[1].constant
     ('add_f4', 2.0)
 """
 
@@ -72,7 +72,7 @@ class Term:
 
 
 _Operand: TypeAlias = "Term | float"
-Formula: TypeAlias = Callable[..., Term]
+TermRule: TypeAlias = Callable[..., Term]
 
 
 def _typed(name: str, x: Term, *others: _Operand, kind: str = "") -> Term:
@@ -84,30 +84,30 @@ def _typed(name: str, x: Term, *others: _Operand, kind: str = "") -> Term:
     return Term(kind or x.kind, f"{name}_{x.kind}", (x, *operands))
 
 
-def _call(name: str) -> Formula:
-    """Return the formula of a single operation of the interpreter."""
+def _call(name: str) -> TermRule:
+    """Return the rule of a single operation of the interpreter."""
     return lambda attrs, *values: _typed(name, *values)
 
 
-def _folded(name: str) -> Formula:
-    """Return the formula that folds a binary operation over any number of operands."""
+def _folded(name: str) -> TermRule:
+    """Return the rule that folds a binary operation over any number of operands."""
 
-    def formula(attrs: Attrs, first: Term, *rest: Term) -> Term:
+    def rule(attrs: Attrs, first: Term, *rest: Term) -> Term:
         for value in rest:
             first = _typed(name, first, value)
         return first
 
-    return formula
+    return rule
 
 
-def _compared(name: str, swapped: bool = False) -> Formula:
-    def formula(attrs: Attrs, a: Term, b: Term) -> Term:
+def _compared(name: str, swapped: bool = False) -> TermRule:
+    def rule(attrs: Attrs, a: Term, b: Term) -> Term:
         # The interpreter has logical operations on bools, but no comparisons.
         if a.kind == "b1" and name == "eq":
             return _typed("not", _typed("xor", a, b))
         return _typed(name, b, a, kind="b1") if swapped else _typed(name, a, b, kind="b1")
 
-    return formula
+    return rule
 
 
 def _max(x: Term, bound: _Operand) -> Term:
@@ -235,13 +235,13 @@ def _pow(attrs: Attrs, x: Term, exponent: Term) -> Term:
     return _typed("pow", x, converted(exponent, x.kind))
 
 
-def _checked(formula: Formula) -> Formula:
+def _checked(rule: TermRule) -> TermRule:
     """Wrap a quotient or remainder as in TensorFlow, where integer division by 0 is an error."""
 
     def quotient(attrs: Attrs, x: Term, divisor: Term) -> Term:
         if x.kind[0] == "i" and not divisor.constant:
             divisor = _typed("divisor", divisor)
-        return formula(attrs, x, divisor)
+        return rule(attrs, x, divisor)
 
     return quotient
 
@@ -307,7 +307,7 @@ def _integer_arithmetic(attrs: Attrs, a: Term, b: Term) -> Term:
     return converted(result, "i4")
 
 
-FORMULAS: dict[str, Formula] = {
+TERMS: dict[str, TermRule] = {
     **{
         name: _call(name.lower())
         for name in (
@@ -357,7 +357,7 @@ FORMULAS: dict[str, Formula] = {
     "tensorflow.TruncateMod": _checked(_call("fmod")),
     "tflite.IntegerArithmetic": _integer_arithmetic,
 }
-"""formulas of operations, given their attributes and inputs"""
+"""terms of operations, by rules for their attributes and inputs"""
 QUANTIZED = frozenset(
     {"Abs", "Add", "Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
     | {"Max", "Min", "Mul", "Neg", "Relu", "Sub", "Sum", "Where"}
