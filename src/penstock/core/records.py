@@ -136,8 +136,8 @@ _MISSING: Any = object()
 Reader = Callable[[object], object]
 """reads attributes of a record"""
 _OF_PYTHON = ("__dataclass_fields__", "__dataclass_params__")
-FEW = 128
-"""calls of ``first_init`` that lose about what compiling the ``__init__`` of a class takes"""
+FEW = 64
+"""calls of ``first_init`` that take about as long as compiling the ``__init__`` of a class"""
 
 
 class RecordField:

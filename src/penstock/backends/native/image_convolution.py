@@ -794,15 +794,7 @@ def of_any_strides(
 
         behind = program_behind(site, first)
     # A single cell of the closure, as the garbage collector traverses each.
-    programs = () if first is None else (0, *NO_PROGRAM), behind
-
-    def with_program(
-        chosen: NativeCall, strides: Sequence[tuple[int, ...] | None], rows: int
-    ) -> NativeCall:
-        assert programs[1] is not None
-        added = programs[1](output[1] if rows == 1 else math.prod(output[2:]), strides)
-        ns = chosen.item_ns + added.item_ns * added.items / chosen.items
-        return replace(chosen, words=(*chosen.words, rows, *added.words), item_ns=ns)
+    programs = first is not None, behind
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         if any(strides[i] for i in dense):
@@ -820,20 +812,29 @@ def of_any_strides(
         chosen = call
         if copying is not None and (gaps or not innermost):
             chosen = copying() or call
-        none, behind = programs
+        takes_program, behind = programs
         words = (*chosen.words[: -len(images)], *int64s(*steps))
         if behind is None:
-            return replace(chosen, words=(*words, *none))
+            return replace(chosen, words=(*words, 0, *NO_PROGRAM) if takes_program else words)
         last = steps_of(output, strides_of(output, 1, order), turned)
         # Rows of filters, or of the positions of a filter.
         rows = 1 if steps[-1] is not None and steps[-1] == last else 2
         if rows == 2 and strides[len(site.node.inputs)] is not None:
             raise UnsupportedError
-        return with_program(replace(chosen, words=words), strides, rows)
+        row = output[1] if rows == 1 else math.prod(output[2:])
+        return _with_program(replace(chosen, words=words), rows, behind(row, strides))
 
-    # A program reads further tensors.
-    plain = with_program(call, [None] * len(site.tensors), 2) if first else call
+    plain = call
+    if behind is not None:  # its program reads further tensors
+        added = behind(math.prod(output[2:]), [None] * len(site.tensors))
+        plain = _with_program(call, 2, added)
     return replace(plain, restrided=restrided, dims_order=order)
+
+
+def _with_program(call: NativeCall, rows: int, added: NativeCall) -> NativeCall:
+    """Return a call with the program of ``added`` behind it."""
+    ns = call.item_ns + added.item_ns * added.items / call.items
+    return replace(call, words=(*call.words, rows, *added.words), item_ns=ns)
 
 
 def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -> tuple[int, ...]:
