@@ -342,9 +342,7 @@ class CacheEntry:
                 inside = partial(_open_beside, base, path)
                 opened = partial(open_path, whole) if whole == source else inside
                 files[path] = WeightFile(opened, is_mapped)
-                if files[path].whole is None:
-                    held.close()
-                    held.enter_context(files[path].held_open())
+                files[path].hold(held)
             if not 0 <= offset <= files[path].size - count:
                 raise ValueError(f"{path!r} has no {count} bytes at {offset}")
             return files[path].read(offset, count)

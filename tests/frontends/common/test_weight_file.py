@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -86,7 +87,8 @@ def test_file_that_is_held_open_is_opened_once(path: Path) -> None:
         return opened[-1]
 
     file = WeightFile(opening)
-    with file.held_open():
+    with ExitStack() as stack:
+        file.hold(stack)
         assert all(np.array_equal(file.read(i, 5), BYTES[i : i + 5]) for i in range(0, 90, 5))
     assert len(opened) == 2
     assert opened[-1].closed
@@ -96,7 +98,8 @@ def test_file_that_is_held_open_is_opened_once(path: Path) -> None:
 
 def test_file_that_changes_while_it_is_held_open_is_refused(path: Path) -> None:
     file = weight_file(path)
-    with file.held_open():
+    with ExitStack() as stack:
+        file.hold(stack)
         os.truncate(path, 50)
         with pytest.raises(ValueError, match="changed while it was read"):
             file.read(10, 10)

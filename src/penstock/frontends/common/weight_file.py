@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import BinaryIO
 from weakref import ref
 
@@ -65,14 +65,13 @@ class WeightFile:
             elif self.size <= _SMALL:
                 self._whole = self._read(0, self.size)
 
-    @contextmanager
-    def held_open(self) -> Iterator[None]:
-        """Read from one open file in the block; each range opens it otherwise."""
-        with self._open() as self._held:
-            try:
-                yield
-            finally:
-                self._held = None
+    def hold(self, opened: ExitStack) -> None:
+        """Read from one open file until ``opened`` is closed; each range opens it otherwise. What
+        ``opened`` held before is closed first, since a model may have thousands of files."""
+        if self._whole is None:
+            opened.close()
+            self._held = opened.enter_context(self._open())
+            opened.callback(setattr, self, "_held", None)
 
     @property
     def whole(self) -> memoryview | None:

@@ -218,9 +218,7 @@ class TensorReader(ConstantBudget):
                 file = self.files[location] = WeightFile(
                     partial(open_inside, Path(self.folder), location), self.map_weights
                 )
-                if file.whole is None:
-                    self.opened.close()  # the one before: a model may have thousands of files
-                    self.opened.enter_context(file.held_open())
+                file.hold(self.opened)
             data = file.read(offset, needed) if offset + needed <= file.size else None
         except ValueError as error:
             raise TensorError(

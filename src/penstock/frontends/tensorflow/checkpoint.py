@@ -118,9 +118,7 @@ class Bundle:
                 shard = WeightFile(partial(open_inside, self.folder, name), self.map_weights)
                 self._shards[entry.shard_id] = shard
                 self._unread[entry.shard_id] = shard.size
-                if shard.whole is None:
-                    self.opened.close()
-                    self.opened.enter_context(shard.held_open())
+                shard.hold(self.opened)
             if not 0 <= entry.offset <= entry.offset + entry.size <= shard.size:
                 raise InvalidModel(f"{where} reaches beyond the end of its file; copy that again")
             # Tensors take no more memory than the files have.
