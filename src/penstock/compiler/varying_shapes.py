@@ -43,10 +43,11 @@ GROWN = 3
 """how often dims must have grown alike before they are left open"""
 OFTEN = 8
 """runs with the same shapes among ``_RECENT`` shapes before these get a plan of their own"""
-# With fewer runs, batches of random sizes would keep the slower plan for ever: some small layers
-# took 270 us with it instead of 116 (decision 55).
-CHANGED = 12
-"""shapes without a plan, with fewer runs that had one, before their differing dims are left open"""
+# With fewer, sizes that recur would pay for a plan with open dims before each has its own again;
+# with more, images of ever new sizes pay for plans that no other image uses (decision 55).
+CHANGED = 6
+"""shapes without a plan, with fewer runs that had one, before their differing dims are left open;
+twice as many where dims have grown alike before"""
 _RECENT, _MOST_OPEN = 64, 8
 _SEQUENCES = 8  # sequences that may grow alternately
 _SAMPLE_RUNS = 1, 5  # which later runs serve as examples
@@ -148,16 +149,19 @@ class VaryingShapes:
         if any(met.shapes == shapes for met in self._met):
             return None  # another thread compiles that plan, or the plan was dropped
         self._misses += 1
-        # Checked before growth: if most runs miss, any plan that fits is better than none.
-        if self._misses >= CHANGED and hits - self._hits < self._misses:
-            return self._opened(shapes, self._changing(shapes), {}, hits)
         growth, times = self._meet(shapes)
-        # Growth seen before, beside other dims, is another sequence: do not wait for three steps.
-        like = [o for o in self._open if growth and o.growth == growth and _of_ranks(o, shapes)]
         growing = {i for i, _ in growth}
         stays = any(s and len(s) > 1 for i, s in enumerate(shapes) if i not in growing)
-        if not stays or (times < GROWN and not like):
-            return None  # a cache grows beside fixed dims; batches grow alike only by chance
+        may_grow = bool(growth) and stays  # a cache grows beside fixed dims
+        # If most runs miss, any plan that fits is better than none; but growth may soon be known.
+        repeats = may_grow and sum(met.growth == growth for met in self._met) > 1
+        if self._misses >= CHANGED * (1 + repeats) and hits - self._hits < self._misses:
+            places = self._changing(shapes)
+            return self._opened(shapes, places, {}, hits) if places else None
+        # Growth seen before, beside other dims, is another sequence: do not wait for three steps.
+        like = [o for o in self._open if growth and o.growth == growth and _of_ranks(o, shapes)]
+        if not may_grow or (times < GROWN and not like):
+            return None  # batches grow alike only by chance
         places = set(growth).union(*[_differences(known, shapes) for known in like])
         return self._opened(shapes, places, growth, hits)
 
