@@ -22,8 +22,6 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from bench.peers import ONEDNN
-
 _MOST_AXES = 12
 _TYPES = {"float32": 3, "int32": 4, "int8": 5, "uint8": 6}
 _ANY, _CPU, _IN_ORDER, _INFERENCE, _ARGUMENT = 1, 1, 1, 96, 255
@@ -79,8 +77,8 @@ class Of:
 class Library:
     """The functions of oneDNN, its engine and its stream."""
 
-    def __init__(self, threads: int) -> None:
-        self.lib = ctypes.CDLL(str(ONEDNN))
+    def __init__(self, path: Path, threads: int) -> None:
+        self.lib = ctypes.CDLL(str(path))
         if threads:
             self.lib.omp_set_num_threads(threads)
         self.lib.dnnl_primitive_desc_query_md.restype = ctypes.c_void_p

@@ -16,20 +16,18 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import process_time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tests.models.fetch import real_models
 
 from bench.cases import chain
+from bench.open_counts import COLUMNS, Calls, counted
+from bench.open_stages import STAGES, Clock, watch
 from penstock.cli.shapes import all_shapes
-
-if TYPE_CHECKING:
-    from bench.open_counts import Calls
 
 HERE = Path(__file__).parent
 REPORT = HERE / "open.md"
@@ -47,57 +45,6 @@ MODELS = [
     "lightgbm/LGBMRegressor_n_estimators_20",
     "derived/torch-modules-mlp_script__qdq_s8s8",
 ]
-STAGES = ("load", "simplify", "fuse", "place", "lower", "plan", "schedule", "write", "bind", "run")
-
-
-class Clock:
-    """The processor time spent in each stage, without that in stages inside of it."""
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.stack = ["run"]
-        self.since = process_time()
-
-    def switch(self) -> None:
-        now = process_time()
-        self.seconds[self.stack[-1]] += now - self.since
-        self.since = now
-
-    def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            self.switch()
-            self.stack.append(stage)
-            try:
-                return function(*arguments, **options)
-            finally:
-                self.switch()
-                self.stack.pop()
-
-        return call
-
-    def replace(self, owner: Any, name: str, stage: str) -> None:
-        setattr(owner, name, self.timed(stage, getattr(owner, name)))
-
-
-def watch(clock: Clock) -> None:
-    """Let the clock see the stages of all sessions."""
-    from penstock.compiler import lowering, scheduling, stages
-    from penstock.compiler.compiler import Compiler
-    from penstock.passes.lowering.assign_backends import AssignBackends
-    from penstock.passes.lowering.fuse import Fuse
-    from penstock.session import opening
-
-    clock.replace(opening, "load", "load")
-    clock.replace(Compiler, "structure", "simplify")
-    clock.replace(lowering, "optimize", "simplify")
-    clock.replace(Fuse, "run", "fuse")
-    clock.replace(AssignBackends, "run", "place")
-    clock.replace(lowering, "run_passes", "lower")
-    clock.replace(stages, "compile_plan", "plan")
-    clock.replace(stages, "plan_arena", "schedule")
-    clock.replace(scheduling, "arrange", "schedule")
-    clock.replace(stages, "write_program", "write")
-    clock.replace(stages, "LinearExecutor", "bind")
 
 
 def source_of(name: str) -> tuple[str | bytes, dict[str, np.ndarray]]:
@@ -151,8 +98,6 @@ def measured(name: str) -> dict[str, float]:
 
 def counts_table(names: Sequence[str]) -> str:
     """The counts of models, each opened in a process of its own."""
-    from bench.open_counts import COLUMNS
-
     lines = [
         "; ".join(f"{column}: {meaning}" for column, meaning in COLUMNS.items()) + ".",
         "",
@@ -180,8 +125,6 @@ def measured_table(names: Sequence[str]) -> str:
 
 
 def counted_in_this_process(name: str) -> tuple[dict[str, int], Calls]:
-    from bench.open_counts import counted
-
     return counted(*source_of(name))
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.open import STAGES, Clock, watch
+from bench.open_stages import STAGES, Clock, watch
 
 if TYPE_CHECKING:
     from penstock.ir.graph import Model

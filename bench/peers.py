@@ -189,7 +189,7 @@ class OneDnn:
     def __init__(self, threads: int) -> None:
         from bench import onednn
 
-        self.library, self.load_operation = onednn.Library(threads), onednn.load
+        self.library, self.load_operation = onednn.Library(ONEDNN, threads), onednn.load
 
     def load(self, path: Path) -> Run:
         self.operation, run = self.load_operation(self.library, path)

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from bench.open import HERE, STAGES
+from bench.open import HERE
 from bench.open_counts import COLUMNS
+from bench.open_stages import STAGES
 
 NETWORKS = "tests/models/tflite/net"
 # Calls of Python's functions, of the first plan and of one for further shapes, with 2 to 3 % to
