@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.backends.native import part_ns
 from penstock.backends.native.bounds import bounds_of
-from penstock.backends.native.image_convolution import WINDOW, of_any_strides
+from penstock.backends.native.image_strides import WINDOW, of_any_strides
 from penstock.backends.native.integer_panels import IntegerPanels, integer_panels, panel_types
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple, replace

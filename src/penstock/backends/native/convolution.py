@@ -9,13 +9,9 @@ from itertools import product
 import numpy as np
 
 from penstock.backends.native import below_numpy, cheaper, family, part_ns, rows_ns
-from penstock.backends.native.image_convolution import (
-    TRANSPOSED_WINDOWS,
-    WINDOW,
-    image_convolution,
-    image_workload,
-    of_any_strides,
-)
+from penstock.backends.native.image_axes import TRANSPOSED_WINDOWS
+from penstock.backends.native.image_convolution import image_convolution, image_workload
+from penstock.backends.native.image_strides import WINDOW, of_any_strides
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
 from penstock.core.traced import EXTREMES, TRACED, int64s

@@ -3,59 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import accumulate, product
-from operator import attrgetter
+from itertools import accumulate
 
 import numpy as np
 
 from penstock.backends.native import LANES, blocks_of_rows, family, fused_with, part_ns
 from penstock.backends.native.bounds import bounds_of, scalar_operand
-from penstock.backends.native.dense import (
-    BLOCK,
-    GRAIN,
-    NO_PROGRAM,
-    PANEL,
-    of_pairs,
-    packed_panels,
-    padded,
-    pairs_of,
-    unpacked_panels,
-    unpaired,
-)
-from penstock.backends.native.kernel import (
-    WORKSPACE,
-    NativeCall,
-    Site,
-    Tensor,
-    UnsupportedError,
-    Word,
-)
+from penstock.backends.native.dense import BLOCK, GRAIN, PANEL, of_pairs, padded
+from penstock.backends.native.image_axes import POINT, SeenAxis, spans
+from penstock.backends.native.image_strides import AXES, of_any_strides
+from penstock.backends.native.image_weights import Packing, groups_of_vectors, weights_order
+from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor, Word
 from penstock.core.records import NamedTuple, replace
 from penstock.core.traced import EXTREMES, TRACED, int64s
 from penstock.core.types import FLOAT32, TensorType
-from penstock.host.on_demand import imported
 from penstock.ir.graph import Node, Value
-from penstock.ir.layout import channels_last, line_aligned, strides_of
-from penstock.ops.common.constant_cache import (
-    ConstantRef,
-    Reordered,
-    is_held_by_bfloat16,
-    reordered,
-)
-from penstock.ops.common.windows import Window, windows
+from penstock.ops.common.constant_cache import Reordered
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import Workload, flops, layout_seconds
 
-# Lazy import: few models have transposed convolutions.
-TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_windows")
-
 # As in c/windows/image_convolution.c.
-_COPIED, _MOST_CHANNELS, _ADDRESSES, _AXES, _MOST_ROWS = 14336, 8192, 4096, 3, 64
+_COPIED, _MOST_CHANNELS, _ADDRESSES, _MOST_ROWS = 14336, 8192, 4096, 64
 _TILE = 6  # rows of a register tile of a product with many columns
 _TOGETHER = 128  # channels of narrow groups that are processed together, as in image_groups.c
-_OUTSIDE, _PADDING = -(2**40), (-1,)  # an offset outside of images, and taps that read only it
 _CACHED = 1152  # weights that stay in the L1 cache
 # Bytes of images whose copies stay in a core's private cache, and least channels for copies.
 _NEAR, _LEAST_COPIED = 2**21, 16
@@ -135,7 +107,7 @@ def image_workload(node: Node) -> Workload | None:
     if 1 < given == filters == x.dims[1]:
         lines = positions * of_rows
         return Workload("depthwise image", moved, flops(conv), 0, more, lines, copies_s)
-    groups = _merged(given, max(filters // given, 1))
+    groups = groups_of_vectors(given, max(filters // given, 1))
     channels, each = x.dims[1] // groups, filters // groups
     # Pairs of channels take turns in the vectors of few filters.
     is_half = each <= GRAIN // 2 and channels % 2 == 0
@@ -144,93 +116,6 @@ def image_workload(node: Node) -> Workload | None:
     # The address of each tap, or row of taps, is computed once for all filters.
     lines = positions * (taps if x.dims[1] >= _FEW_CHANNELS else of_rows)
     return Workload("image", moved, products, 0, elements + more, lines, copies_s)
-
-
-class SeenAxis(NamedTuple):
-    """A spatial axis, as in image_convolution.c: for each phase of the result, its ``taps`` as
-    kernel positions, and the input elements ``seen`` by them at the phase's first position. A phase
-    without taps has the single tap ``_PADDING``."""
-
-    size: int
-    results: int
-    stride: int
-    taps: tuple[tuple[int, ...], ...]
-    seen: tuple[tuple[int, ...], ...]
-    most_taps: int
-    reach: int
-    """elements from the first to the last that a position reads"""
-    positions: int
-    """positions of the largest phase"""
-
-    @property
-    def words(self) -> list[int]:
-        words = [self.size, self.results, self.stride, len(self.seen)]
-        for phase in self.seen:
-            words += (len(phase), *phase)
-        return words
-
-    @property
-    def adjacent(self) -> bool:
-        """Whether the taps of each phase read adjacent elements."""
-        return False not in [p == tuple(range(p[0], p[0] + len(p))) for p in self.seen]
-
-    @property
-    def ends(self) -> int:
-        """Number of positions of the only phase that read padding."""
-        before, inside = -self.seen[0][0], self.size - 1 - self.seen[0][-1]
-        return max(-(-before // self.stride), 0) + max(self.results - inside // self.stride - 1, 0)
-
-    @property
-    def inside(self) -> bool:
-        """Whether no position reads padding."""
-        count, stride, seen = len(self.taps), self.stride, enumerate(self.seen)
-        ends = [phase[-1] + (self.results - p - 1) // count * stride for p, phase in seen]
-        return max(ends) < self.size and min(self.seen)[0] >= 0
-
-
-def spans(node: Node, kernel: Sequence[int], sizes: Sequence[int]) -> list[SeenAxis] | None:
-    """Return the axes of a Conv or ConvTranspose; None for unsupported sizes."""
-    is_conv = node.op.name == "Conv"
-    axes: Sequence[Window]
-    axes = (windows if is_conv else TRANSPOSED_WINDOWS)(node.attrs, kernel, sizes)
-    if False in [axis.addressable for axis in axes]:
-        return None
-    if is_conv:
-        return list(map(_axis_of_conv, axes))
-    # Along an axis with one input element, each result element can be a separate phase.
-    axes = [replace(a, stride=a.size) if a.count == 1 else a for a in axes]
-    phases = [zip(*[_of_phase(a, p) for p in range(a.stride)], strict=True) for a in axes]
-    return [_axis_of_phases(a, *of) for a, of in zip(axes, phases, strict=True)]
-
-
-def _axis_of_conv(axis: Window) -> SeenAxis:
-    taps, step = tuple(range(axis.kernel)), axis.dilation
-    seen = tuple(range(-axis.begin, axis.kernel * step - axis.begin, step))
-    size, count, reach = axis.size, axis.count, (axis.kernel - 1) * step + 1
-    return SeenAxis(size, count, axis.stride, (taps,), (seen,), axis.kernel, reach, count)
-
-
-def _axis_of_phases(
-    axis: Window, taps: tuple[tuple[int, ...], ...], seen: tuple[tuple[int, ...], ...]
-) -> SeenAxis:
-    reach = max([phase[-1] - phase[0] + 1 for phase in seen])
-    most_taps, positions = max(map(len, taps)), -(-axis.size // len(taps))
-    return SeenAxis(axis.count, axis.size, 1, taps, seen, most_taps, reach, positions)
-
-
-def _of_phase(axis: Window, phase: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the taps of a phase of a transposed convolution, whose window describes the result as
-    input, and the elements that they read."""
-    at = phase + axis.begin
-    taps = [k for k in reversed(range(axis.kernel)) if (at - k * axis.dilation) % axis.stride == 0]
-    seen = [(at - k * axis.dilation) // axis.stride for k in taps]
-    return tuple(taps) or _PADDING, tuple(seen) or (_OUTSIDE,)
-
-
-WINDOW = attrgetter("size", "count", "kernel", "stride", "dilation", "begin")
-"""the numbers of a ``Window`` for compiled code"""
-
-_POINT = SeenAxis(1, 1, 1, ((0,),), ((0,),), 1, 1, 1)
 
 
 @family(fused_with("Conv"), work=image_workload)
@@ -244,12 +129,12 @@ def image_convolution(site: Site) -> NativeCall | None:
     if x is None or w is None or x.dtype != FLOAT32 or w.dtype != FLOAT32:
         return None
     sizes, group = x.dims[2:], chain.conv.attrs.get("group", 1)
-    if not 1 <= len(sizes) <= _AXES or 0 in (*x.dims, *site.output().dims, *w.dims):
+    if not 1 <= len(sizes) <= AXES or 0 in (*x.dims, *site.output().dims, *w.dims):
         return None
     axes = spans(chain.conv, w.dims[2:], sizes)
     if axes is None:
         return None
-    axes = [_POINT] * (_AXES - len(sizes)) + axes
+    axes = [POINT] * (AXES - len(sizes)) + axes
     is_depthwise = group == site.output().dims[1] == x.dims[1] > 1
     build = _of_each_channel if is_depthwise else _of_all_channels
     call = build(site, chain, axes)
@@ -327,7 +212,7 @@ def _slopes(site: Site, place: Mapping[Value | None, int], node: Node) -> np.nda
 def _words(
     chain: _Chain,
     site: Site,
-    packing: _Packing,
+    packing: Packing,
     every: int,
     weights: Reordered | None,
     any_order: bool,
@@ -358,101 +243,10 @@ def _of_filters(numbers: np.ndarray, groups: int, every: int, repeats: int) -> n
     return result
 
 
-class _Packing(NamedTuple):
-    """The packed order of weights: for each phase of the result, a matrix of taps in panels for
-    each of ``groups``; without groups (depthwise), one for each phase and channel."""
-
-    taps: tuple[tuple[tuple[int, ...], ...], ...]
-    """taps of each axis and phase, as kernel positions"""
-    transposed: bool
-    given: int
-    """groups of the convolution"""
-    groups: int
-    shape: tuple[int, ...]
-    pairs: str
-    """pairs of channels: "rounded" to bfloat16, "in turn" for at most 8 filters, or "" for none"""
-    repeats: int
-    """repetitions of the channels of each tap, without groups"""
-    phases: Sequence[tuple[tuple[int, ...], ...]]
-    sizes: Sequence[int]
-    """elements, or pairs, of each phase; 0 for phases that read only padding"""
-
-    @property
-    def seen(self) -> list[tuple[tuple[int, ...], ...]]:
-        """The phases with taps along each axis."""
-        return [phase for phase in self.phases if _PADDING not in phase]
-
-    def given_words(self, chain: _Chain) -> tuple[Word, ...]:
-        """Return the arguments for packing weights at run time."""
-        kernel = self.shape[2:]
-        strides = strides_of((1,) * (_AXES - len(kernel)) + kernel, 1)
-        taps = [
-            sum(k * step for k, step in zip(tap, strides, strict=True))
-            for phase in self.seen
-            for tap in product(*phase)
-        ]
-        size, other = math.prod(kernel), self.shape[1] * math.prod(kernel)
-        steps = (size, other) if self.transposed else (other, size)
-        merged = self.given // self.groups if self.groups else 1
-        bias = Tensor(chain.bias, True) if isinstance(chain.bias, int) else chain.bias
-        return Tensor(chain.w, True), bias, *int64s([size, *steps, merged, *taps])
-
-    def pack(self, w: np.ndarray) -> tuple[np.ndarray]:
-        if self.transposed:  # [channel, filter of a group, ...]
-            w = w.reshape(self.given, -1, *w.shape[1:]).swapaxes(1, 2)
-            w = w.reshape(-1, *w.shape[2:])
-        w = w.reshape(*w.shape[:2], *[1] * (_AXES + 2 - w.ndim), *w.shape[2:])
-        phases = [_taps_of(w, phase) for phase in self.seen]
-        if self.groups:
-            packed = [_panels_of_groups(p, self) for p in phases]
-        else:
-            rows = [np.tile(p.reshape(len(p), -1).T, self.repeats) for p in phases]
-            packed = [line_aligned(row).reshape(-1) for row in rows]
-        return (packed[0] if len(packed) == 1 else line_aligned(np.concatenate(packed)),)
-
-    def back(self, packed: np.ndarray) -> np.ndarray:
-        """Return the weights from the packed ones of a single phase."""
-        if self.groups:
-            return _filters_of_panels(packed, self)
-        rows = packed.reshape(-1, self.repeats, self.shape[0])[:, 0]
-        return np.ascontiguousarray(rows.T).reshape(self.shape)
-
-    def weights(self, w: ConstantRef) -> Reordered:
-        own = self.taps if self.transposed else ()
-        name = "native image", own, self.given, self.groups, self.pairs, self.repeats
-        exact = self.pairs != "rounded" or is_held_by_bfloat16(w.value)
-        back = None if self.transposed or not exact else self.back
-        return reordered(name, w, self.pack, back, [TensorType(FLOAT32, (sum(self.sizes),))])
-
-
-def _taps_of(w: np.ndarray, phase: Sequence[tuple[int, ...]]) -> np.ndarray:
-    """Return the weights of a phase's taps only."""
-    for axis, taps in enumerate(phase, 2):
-        # The only phase of a Conv has all taps: no copy is needed.
-        if taps != tuple(range(w.shape[axis])):
-            w = w.take(taps, axis)
-    return w
-
-
-def _packing(
-    site: Site, chain: _Chain, axes: Sequence[SeenAxis], groups: int, pairs: str, repeats: int = 1
-) -> _Packing:
-    taps = tuple([axis.taps for axis in axes])
-    transposed, given = chain.conv.op.name == "ConvTranspose", chain.conv.attrs.get("group", 1)
-    w = site.input(chain.w)
-    assert w is not None
-    filters, channels = w.dims[0], w.dims[1] * given
-    filters, channels = (channels, filters) if transposed else (filters, channels)
-    each = channels // (2 if pairs else 1) * (padded(filters // groups) if groups else repeats)
-    phases = list(product(*taps))
-    sizes = [0 if _PADDING in p else each * math.prod(map(len, p)) for p in phases]
-    return _Packing(taps, transposed, given, groups, w.dims, pairs, repeats, phases, sizes)
-
-
 def _convolution(
     site: Site,
     chain: _Chain,
-    packing: _Packing,
+    packing: Packing,
     axes: Sequence[SeenAxis],
     numbers: Sequence[int],
     parts: tuple[int, Workload, np.ndarray | None, bool],
@@ -477,7 +271,7 @@ def _convolution(
         *(x.dims[0], packing.groups or 1, *numbers, lines),
         *(int(packing.pairs == "in turn"), int(not site.ordered), items),
         WORKSPACE if rounds else None,
-        *(packing.given_words(chain) if given else (None,) * 3),
+        *(packing.given_words(chain.w, chain.bias) if given else (None,) * 3),
         *(None, None, None),
     )
     ns = part_ns(work)
@@ -501,12 +295,12 @@ def _of_all_channels(
     site: Site, chain: _Chain, axes: Sequence[SeenAxis], *, copies: bool = False
 ) -> NativeCall | None:
     """Return the call for channels-last images, or, with ``copies``, for other layouts."""
-    x, given = site.input(chain.x), chain.conv.attrs.get("group", 1)
-    assert x is not None
+    x, w, given = site.input(chain.x), site.input(chain.w), chain.conv.attrs.get("group", 1)
+    assert x is not None and w is not None
     # Narrow groups are merged to fill vectors: one wider group, with zeros for the weights between
     # channels and filters of different groups.
     every_filter = site.output().dims[1]
-    groups = _merged(given, every_filter // given)
+    groups = groups_of_vectors(given, every_filter // given)
     filters, channels = every_filter // groups, x.dims[1] // groups
     columns, taps = axes[-1], math.prod([axis.most_taps for axis in axes])
     k, every = taps * channels, padded(filters)
@@ -522,7 +316,7 @@ def _of_all_channels(
     k //= 1 + rounds
     if max(x.dims[1], together * channels) > _MOST_CHANNELS or addresses > _ADDRESSES:
         return None
-    packing = _packing(site, chain, axes, groups, pairs)
+    packing = weights_order(chain.conv, w.dims, axes, groups, pairs)
     most_rows = BLOCK * PANEL // min(every, PANEL)
     phases, positions = len(packing.phases), x.dims[0] * math.prod([a.positions for a in axes])
     joined = _joined(site, packing, columns, channels, filters) * (constant and not copies)
@@ -560,7 +354,7 @@ def _of_all_channels(
 
 
 def _pairs(site: Site, channels: int, filters: int) -> str:
-    """Return how to pack pairs of channels of a group: a value of ``_Packing.pairs``."""
+    """Return how to pack pairs of channels of a group: a value of ``Packing.pairs``."""
     if channels % 2:
         return ""
     if site.rounds:
@@ -593,7 +387,7 @@ def _even_lines(
 
 
 def _has_elements(
-    site: Site, packing: _Packing, columns: SeenAxis, channels: int, filters: int
+    site: Site, packing: Packing, columns: SeenAxis, channels: int, filters: int
 ) -> bool:
     """Whether each element that a position reads gets an address, so that images of any layout are
     read without copies. This pays off if rows of taps have few elements and few positions of a line
@@ -646,7 +440,7 @@ def _copied_lines(
     return most, 2 * of_line, (most - 1) * stride + columns.reach
 
 
-def _joined(site: Site, packing: _Packing, columns: SeenAxis, channels: int, filters: int) -> int:
+def _joined(site: Site, packing: Packing, columns: SeenAxis, channels: int, filters: int) -> int:
     """Return the groups per item of the kernel for narrow groups; 0 where a product is faster. The
     filters of a group fit into a vector, and taps are processed singly, or three at once for few
     filters in whole tiles. Its summation order depends on the lines of an item, and differs from
@@ -664,59 +458,12 @@ def _joined(site: Site, packing: _Packing, columns: SeenAxis, channels: int, fil
     return max(_TOGETHER // channels, 1)
 
 
-def _merged(groups: int, filters: int) -> int:
-    """Return the number of groups after merging adjacent ones up to 8 filters."""
-    if groups == 1:
-        return 1
-    most = max(GRAIN // 2 // filters, 1)
-    return groups // max(m for m in range(1, most + 1) if groups % m == 0)
-
-
-def _panels_of_groups(w: np.ndarray, packing: _Packing) -> np.ndarray:
-    """Return the panels of each merged group."""
-    given, groups = packing.given, packing.groups
-    each, taps = given // groups, math.prod(w.shape[2:])
-    own = w.reshape(groups, each, w.shape[0] // given, w.shape[1], taps)
-    rows = own[:, 0].transpose(0, 3, 2, 1)
-    if each > 1:
-        matrices = np.zeros((groups, taps, each, w.shape[1], each, own.shape[2]), FLOAT32)
-        for i in range(each):
-            matrices[:, :, i, :, i] = own[:, i].transpose(0, 3, 2, 1)
-        rows = matrices.reshape(groups, taps * each * w.shape[1], -1)
-    if packing.pairs == "in turn":
-        turns = np.zeros((groups, taps * each * w.shape[1] // 2, GRAIN // 2, 2), FLOAT32)
-        turns[:, :, : rows.shape[-1]] = rows.reshape(groups, -1, 2, rows.shape[-1]).swapaxes(2, 3)
-        return line_aligned(turns).reshape(-1)
-    if packing.pairs:
-        return packed_panels(*[pairs_of(matrix.reshape(-1, matrix.shape[-1])) for matrix in rows])
-    return packed_panels(*rows)
-
-
-def _filters_of_panels(panels: np.ndarray, packing: _Packing) -> np.ndarray:
-    """Return the filters from the panels of ``_panels_of_groups``."""
-    given, groups, shape = packing.given, packing.groups, packing.shape
-    each, taps, filters = given // groups, math.prod(shape[2:]), shape[0] // given
-    own = np.empty((groups, each, filters, shape[1], taps), FLOAT32)
-    dims = taps * each * shape[1], each * filters
-    for group, part in zip(own, panels.reshape(groups, -1), strict=True):
-        if packing.pairs == "in turn":
-            matrix = part.reshape(-1, GRAIN // 2, 2)[:, : dims[1]].swapaxes(1, 2)
-        elif packing.pairs:
-            matrix = unpaired(unpacked_panels((dims[0] // 2, dims[1]), part), dims[0])
-        else:
-            matrix = unpacked_panels(dims, part)
-        matrix = matrix.reshape(taps, each, shape[1], each, filters)
-        for i in range(each):
-            group[i] = matrix[:, i, :, i].transpose(2, 1, 0)
-    return own.reshape(shape)
-
-
 def _of_each_channel(
     site: Site, chain: _Chain, axes: Sequence[SeenAxis], *, copies: bool = False
 ) -> NativeCall | None:
     """As ``_of_all_channels``."""
-    x = site.input(chain.x)
-    assert x is not None
+    x, w = site.input(chain.x), site.input(chain.w)
+    assert x is not None and w is not None
     channels, columns = x.dims[1], axes[-1]
     rows = axes[0].most_taps * axes[1].most_taps
     taps, positions = rows * columns.most_taps, x.dims[0] * math.prod([a.positions for a in axes])
@@ -745,7 +492,7 @@ def _of_each_channel(
         items = math.ceil(positions / block) * chunks
         work = Workload("depthwise image", flops=2 * block * chunk * taps)
         numbers = channels, chunk * repeats, block, int(columns.adjacent), 0
-        packing = _packing(site, chain, axes, 0, "", repeats)
+        packing = weights_order(chain.conv, w.dims, axes, 0, "", repeats)
         return _convolution(site, chain, packing, axes, numbers, (items, work, None, False))
 
     if copies:
@@ -768,85 +515,3 @@ def _repeats(axes: Sequence[SeenAxis], channels: int) -> int:
     if few and slices.most_taps == columns.stride == 1 and line <= _COPIED // max(rows.reach, 4):
         return GRAIN // math.gcd(channels, GRAIN)
     return 1
-
-
-def of_any_strides(
-    site: Site,
-    call: NativeCall,
-    images: Sequence[int | None],
-    copying: Callable[[], NativeCall | None] | None = None,
-    *,
-    turned: bool = False,
-    first: int | None = None,
-) -> NativeCall:
-    """Return a call for any strides of the ``images``, which are its last words: ``call`` if all
-    are channels last, and the columns of the first contiguous, else the call of ``copying``, if
-    given. ``turned``: rows and columns are swapped. ``first``, if not None: the kernel takes a
-    program of the parts from there on, 0 for none. Raises ``UnsupportedError``."""
-    output = site.output().dims
-    order = channels_last(len(output))
-    tensors = [word for word in call.words if isinstance(word, Tensor)]
-    # Weights and bias given at run time, and other operands of kernels without programs.
-    dense = {t.index for t in tensors if t.own_order or (first is None and t.index not in images)}
-    behind = None
-    if first:
-        from penstock.backends.native.elementwise import program_behind
-
-        behind = program_behind(site, first)
-    # A single cell of the closure, as the garbage collector traverses each.
-    programs = first is not None, behind
-
-    def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
-        if any(strides[i] for i in dense):
-            raise UnsupportedError  # they must be contiguous
-        steps: list[tuple[int, ...] | None] = []
-        for i in images:
-            type_ = None if i is None else site.tensors[i]
-            own = None if i is None or type_ is None else steps_of(type_.dims, strides[i], turned)
-            steps.append(own)
-        # Kernels that support any layout copy the result to its place.
-        read = steps[:1] if call.any_layout else steps
-        innermost = False not in [own is None or own[1] == 1 for own in read]
-        x = site.tensors[images[0] or 0]
-        gaps = steps[0] is None or x is None or steps[0][3] != x.dims[1]
-        chosen = call
-        if copying is not None and (gaps or not innermost):
-            chosen = copying() or call
-        takes_program, behind = programs
-        words = (*chosen.words[: -len(images)], *int64s(*steps))
-        if behind is None:
-            return replace(chosen, words=(*words, 0, *NO_PROGRAM) if takes_program else words)
-        last = steps_of(output, strides_of(output, 1, order), turned)
-        # Rows of filters, or of the positions of a filter.
-        rows = 1 if steps[-1] is not None and steps[-1] == last else 2
-        if rows == 2 and strides[len(site.node.inputs)] is not None:
-            raise UnsupportedError
-        row = output[1] if rows == 1 else math.prod(output[2:])
-        return _with_program(replace(chosen, words=words), rows, behind(row, strides))
-
-    plain = call
-    if behind is not None:  # its program reads further tensors
-        added = behind(math.prod(output[2:]), [None] * len(site.tensors))
-        plain = _with_program(call, 2, added)
-    return replace(plain, restrided=restrided, dims_order=order)
-
-
-def _with_program(call: NativeCall, rows: int, added: NativeCall) -> NativeCall:
-    """Return a call with the program of ``added`` behind it."""
-    ns = call.item_ns + added.item_ns * added.items / call.items
-    return replace(call, words=(*call.words, rows, *added.words), item_ns=ns)
-
-
-def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -> tuple[int, ...]:
-    """Return the strides of an image for compiled code. Those along dims of 1, which are arbitrary,
-    are set to the channels-last ones."""
-    image, channel, *spatial = strides or strides_of(tuple(dims), 1)
-    channel = 1 if dims[1] == 1 else channel
-    inner = channel * dims[1]
-    for i in range(len(spatial) - 1, -1, -1):
-        spatial[i] = inner if dims[2 + i] == 1 else spatial[i]
-        inner = spatial[i] * dims[2 + i]
-    image = inner if dims[0] == 1 else image
-    *slices, rows, columns = [inner] * (_AXES - len(spatial)) + list(spatial)
-    rows, columns = (columns, rows) if turned else (rows, columns)
-    return image, channel, rows, columns, *slices

@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 
 from penstock.backends.native import by_memory, family, rows_ns, str_
-from penstock.backends.native.image_convolution import steps_of
+from penstock.backends.native.image_strides import steps_of
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.backends.native.reduce import reduction_over
 from penstock.core.records import NamedTuple

@@ -30,7 +30,7 @@ from penstock.backends.native.code_products import (
     scaled_sums,
     site_inputs,
 )
-from penstock.backends.native.image_convolution import WINDOW, of_any_strides
+from penstock.backends.native.image_strides import WINDOW, of_any_strides
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
 from penstock.core.traced import int64s
