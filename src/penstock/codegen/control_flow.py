@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from penstock.codegen.steps import StepWriter, comment
 from penstock.core.records import NamedTuple
-from penstock.core.types import MapType, SequenceType, is_static
+from penstock.core.types import STRING, MapType, SequenceType, is_static
 from penstock.ops.onnx.control_flow import ScanLayout, row_type
 from penstock.plan.plan import Carry, Step, reads
 
@@ -303,8 +303,11 @@ class _ScanOutputs:
     def collect(self, iteration: str) -> None:
         writer = self.writer
         for slot, row, _, _ in self.outputs:
-            if is_static(writer.slots[slot].type):
-                writer.line(f"r{slot}[{iteration}] = {writer.name[row]}", self.step)
+            type_ = writer.slots[slot].type
+            if is_static(type_):
+                # An array of objects would hold a row of rank 0 itself, not the string in it.
+                at = f"{iteration}, ..." if type_.dtype == STRING else iteration
+                writer.line(f"r{slot}[{at}] = {writer.name[row]}", self.step)
             else:
                 added = f"r{slot}.append({{}})" if not writer.counts else f"add_row(r{slot}, {{}})"
                 writer.line(added.format(_owned(writer, row)), self.step)

@@ -35,6 +35,14 @@ class Loops(ExecutorTests):
         assert session(np.array(0), np.array(True)) == (4, False)
         assert session(np.array(0), np.array(False)) == (1, True)
 
+    def test_scan_collects_strings_of_rank_0(self):
+        session = self.compile(
+            model_from_text("""g (string[n] x) => (string[n] y) {
+                y = Scan <num_scan_inputs = 1, body = b (string a) => (string c) { c = StringConcat (a, a) }> (x)
+            }""")
+        )
+        self.assert_same(session(np.array(["a", "", "bc"], object)), ["aa", "", "bcbc"])
+
     def test_loop_carried_view_of_a_value_of_the_body_is_correct(self):
         session = self.compile(
             model_from_text("""g (float[2, 2] x, int64 n) => (float[2, 2] y) {

@@ -23,6 +23,10 @@ def real(*values: Any) -> np.ndarray:
     return np.array(values, F)
 
 
+def longs(*values: Any) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
 def words(*texts: str) -> np.ndarray:
     return np.array(texts, object)
 
@@ -43,6 +47,8 @@ DENSE = types(T="float32", Tindices="int32")
 MATRIX = types(T="float32")
 RGB = types(T="float32")
 INT32 = types(T="int32")
+LONG = types(T="int64")
+PLACES = np.array([[0, 1], [1, 2]], np.int64)
 NGRAMS = types(Tsplits="int64") | {
     **dict.fromkeys(("separator", "left_pad", "right_pad"), ""),
     "pad_width": 0,
@@ -254,6 +260,33 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any], str]] = [
     ("StringUpper", [words("a")], {"encoding": "latin"}, "encoding .latin. must be"),
     ("StringSplitV2", [words("a").reshape(1, 1), words("")[0]], {}, "the input must have rank"),
     ("StringSplitV2", [words("a"), words("a", "b")], {}, "the input must have rank"),
+    ("StringSplit", [words("a").reshape(1, 1), words("")[0]], {}, "the input must have rank"),
+    ("SparseReshape", [PLACES, longs(2, 3), longs(5)], {}, "cannot be reshaped"),
+    ("SparseReshape", [PLACES, longs(2, 2), longs(4)], {}, "index .* is outside"),
+    ("SparseReshape", [PLACES, longs(2, 3), longs(-1, -1)], {}, "at most one -1"),
+    ("SparseReshape", [PLACES[:0], longs(0, 3), longs(0, -1)], {}, "can be anything"),
+    ("SparseReshape", [PLACES, longs(2**40, 2**40), longs(4)], {}, "too large"),
+    ("SparseFillEmptyRows", [PLACES, longs(1), longs(2, 3), np.int64(0)], LONG, "as many values"),
+    ("SparseFillEmptyRows", [PLACES, longs(1, 2), longs(2, 3), longs(0)], LONG, "a scalar"),
+    ("SparseReorder", [PLACES - 1, longs(1, 2), longs(2, 3)], LONG, "index .* is outside"),
+    (
+        "SparseConcat",
+        [PLACES, PLACES, longs(1, 2), longs(1, 2), longs(2, 3), longs(3, 3)],
+        {**LONG, "N": 2, "concat_dim": 1},
+        "differ in other dims",
+    ),
+    (
+        "SparseSlice",
+        [PLACES, longs(1, 2), longs(2, 3), longs(-1, 0), longs(1, 1)],
+        LONG,
+        "none of them negative",
+    ),
+    (
+        "SparseTensorDenseMatMul",
+        [PLACES, longs(1, 2), longs(2, 3), longs(1, 2).reshape(1, 2)],
+        {**LONG, **types(Tindices="int64"), "adjoint_a": False, "adjoint_b": False},
+        "cannot be multiplied",
+    ),
     *[
         ("Substr", [words("ab\xe4d"), np.int32(at), np.int32(1)], {**INT32, "unit": unit}, match)
         for at, unit, match in (

@@ -53,6 +53,24 @@ def test_list_element_of_another_shape_is_refused() -> None:
         element([3]).run({"x": np.ones((3, 2), np.float32)}, ["y:0"])
 
 
+@pytest.mark.parametrize("op", ["TensorListFromTensor", "TensorListScatterV2"])
+def test_list_holds_strings_as_they_are(op: str) -> None:
+    g = Builder()
+    kinds = {"element_dtype": Type("object"), "shape_type": Type("int32")}
+    inputs = [g.placeholder("x", "object", 2)]
+    shape = g.const(np.array([], np.int32))
+    if op == "TensorListScatterV2":
+        inputs += [g.const(np.array([1, 0], np.int32)), shape, g.const(np.int32(2))]
+    else:
+        inputs += [shape]
+    strings = g.node(op, *inputs, **kinds)
+    own = {"element_dtype": Type("object")}
+    item = g.node("TensorListGetItem", strings, g.const(np.int32(1)), shape, **own)
+    g.node("Pack", item, item, name="y", N=2, T=Type("object"))
+    out = ps.compile(g.bytes()).run({"x": np.array(["a", "bc"], object)})["y:0"]
+    assert (out.dtype, out.tolist()) == (object, ["a" if "Scatter" in op else "bc"] * 2)
+
+
 # Optionals, sums and lists of lists.
 
 

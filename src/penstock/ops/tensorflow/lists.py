@@ -194,7 +194,9 @@ def from_tensor(value: np.ndarray, shape: np.ndarray) -> _TensorList:
         raise ShapeError(f"the elements have shape {value.shape[1:]}, not {shape.tolist()}")
     reserve(tensor_arrays.ELEMENT_BYTES * len(value))
     # Views of one copy: the run may reuse the memory of ``value``.
-    rows = tuple([np.asarray(row) for row in with_checkpoints(copy_within_budget(value))])
+    rows = tuple(
+        [np.asarray(row, value.dtype) for row in with_checkpoints(copy_within_budget(value))]
+    )
     return _TensorList(value.dtype, _shape(shape), rows)
 
 
@@ -295,7 +297,7 @@ def scatter(
     reserve(_PLACE_BYTES * length + tensor_arrays.ELEMENT_BYTES * len(places))
     items: list[np.ndarray | None] = [None] * length
     for place, row in with_checkpoints(zip(places, copy_within_budget(value), strict=True)):
-        items[place] = np.asarray(row)
+        items[place] = np.asarray(row, value.dtype)
     return _TensorList(value.dtype, _shape(shape), tuple(items))
 
 

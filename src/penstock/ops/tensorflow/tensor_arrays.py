@@ -313,7 +313,7 @@ def scatter(array: _TensorArray, indices: np.ndarray, value: np.ndarray) -> None
             f"{value.shape}"
         )
     for index, row in with_checkpoints(zip(indices.tolist(), value, strict=True)):
-        array.write(index, np.asarray(row))
+        array.write(index, np.asarray(row, value.dtype))
 
 
 @_effect("TensorArraySplitV3")

@@ -239,6 +239,36 @@ def string_split(x: np.ndarray, separator: np.ndarray, *, maxsplit: int) -> tupl
     return indices, strings([part for row in rows for part in row], (len(indices),)), shape
 
 
+@array_operator(
+    "StringSplit",
+    infer=rules.always(
+        TensorType(INT64, (None, 2)), TensorType(STRING, (None,)), TensorType(INT64, (2,))
+    ),
+)
+def string_split_at(
+    x: np.ndarray, delimiter: np.ndarray, *, skip_empty: bool
+) -> tuple[np.ndarray, ...]:
+    """As ``StringSplitV2``, at each byte of the delimiter; without a delimiter, into bytes. Several
+    bytes split the empty text into nothing, and a single one into one part."""
+    if x.ndim != 1 or delimiter.ndim:
+        raise ShapeError(
+            f"the input must have rank 1 and the delimiter rank 0, but have shapes {x.shape} and "
+            f"{delimiter.shape}"
+        )
+    ends = encoded(delimiter.item())
+    between = re.compile(b"[" + re.escape(ends) + b"]") if ends else None
+    rows = []
+    for text in texts(x):
+        data = encoded(text)
+        if between and (data or len(ends) == 1):
+            parts = between.split(data)
+        else:
+            parts = [data[i : i + 1] for i in range(len(data))]
+        rows.append([decoded(part) for part in parts if part or not skip_empty])
+    indices, shape = sparse_layout(rows)
+    return indices, strings([part for row in rows for part in row], (len(indices),)), shape
+
+
 def sparse_layout(rows: Sequence[Sized]) -> tuple[np.ndarray, np.ndarray]:
     """Indices and shape of a sparse matrix in which the elements of each row start at column 0."""
     counts = np.array([len(row) for row in rows], np.int64)

@@ -1,0 +1,203 @@
+"""Sparse tensors: indices [n, rank] of int64, values [n], and a shape [rank] of int64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.core.types import BOOL, INT64, ShapeError, TensorType, Type
+from penstock.host.current_run import reserve
+from penstock.ir.op import Attrs, Consts, Types
+from penstock.ops.common import shape_rules as rules
+from penstock.ops.tensorflow import common
+from penstock.ops.tensorflow.text import array_operator
+
+
+def _checked(indices: np.ndarray, values: np.ndarray | None, shape: np.ndarray) -> list[int]:
+    """The shape of a sparse tensor. Raises ``ShapeError`` where its parts do not fit together."""
+    if indices.ndim != 2 or shape.shape != indices.shape[1:]:
+        raise ShapeError(
+            f"a sparse tensor has indices [n, rank] and a shape [rank], not {indices.shape} and "
+            f"{shape.shape}"
+        )
+    if values is not None and values.shape != indices.shape[:1]:
+        raise ShapeError(f"{len(indices)} indices need as many values, not {values.shape}")
+    dims = [int(dim) for dim in shape]
+    if min(dims, default=0) < 0 or math.prod(dims) >= 2**63:
+        raise ShapeError(f"the dense shape {dims} is negative or too large")
+    outside = (indices < 0) | (indices >= shape)
+    if outside.any():
+        row = int(outside.any(1).argmax())
+        raise ShapeError(f"index {indices[row].tolist()} is outside of the dense shape {dims}")
+    return dims
+
+
+def _infer_parts(rank: int | None, dtype: np.dtype | None) -> tuple[TensorType, ...]:
+    of_dtype = TensorType(dtype, (None,))
+    return TensorType(INT64, (None, rank)), of_dtype, TensorType(INT64, (rank,))
+
+
+def _rank(type_: TensorType, axis: int) -> int | None:
+    dim = type_.shape[axis] if type_.shape is not None and len(type_.shape) > axis else None
+    return dim if isinstance(dim, int) else None
+
+
+def _infer_reshape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    rank = _rank(rules.tensor(types, 2), 0)
+    indices, _, shape = _infer_parts(rank, None)
+    return indices, shape
+
+
+@array_operator("SparseReshape", infer=_infer_reshape)
+def sparse_reshape(
+    indices: np.ndarray, shape: np.ndarray, new_shape: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """Return indices and shape of the same values in row-major order; one new dim may be -1."""
+    dims, wanted = _checked(indices, None, shape), new_shape.tolist()
+    if new_shape.ndim != 1 or wanted.count(-1) > 1 or min(wanted, default=0) < -1:
+        raise ShapeError(f"new_shape must be a list of dims with at most one -1, not {wanted}")
+    count = math.prod(dims)
+    if -1 in wanted:
+        known = math.prod([dim for dim in wanted if dim != -1])
+        if not known:
+            raise ShapeError(f"the dim -1 of {wanted} can be anything, as another dim is 0")
+        wanted[wanted.index(-1)] = count // known
+    if math.prod(wanted) != count:
+        raise ShapeError(f"{dims} cannot be reshaped to {new_shape.tolist()}")
+    places = np.zeros(len(indices), np.int64)
+    for axis, dim in enumerate(dims):
+        places = places * dim + indices[:, axis]
+    result = np.empty((len(indices), len(wanted)), np.int64)
+    for axis in range(len(wanted) - 1, -1, -1):
+        # Without values, dims may be 0.
+        places, result[:, axis] = np.divmod(places, max(wanted[axis], 1))
+    return result, np.array(wanted, np.int64)
+
+
+def _infer_filled(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    values, rank = rules.tensor(types, 1), _rank(rules.tensor(types, 0), 1)
+    indices, filled, _ = _infer_parts(rank, values.dtype)
+    dims = values.shape if values.shape is not None and len(values.shape) == 1 else (None,)
+    return indices, filled, TensorType(BOOL, (None,)), TensorType(INT64, dims)
+
+
+@array_operator("SparseFillEmptyRows", infer=_infer_filled)
+def sparse_fill_empty_rows(
+    indices: np.ndarray, values: np.ndarray, shape: np.ndarray, default: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """Return indices and values by row, with ``default`` at column 0 of rows that have none; which
+    rows had none; and the place of each given value in the result."""
+    dims = _checked(indices, values, shape)
+    if not dims or default.ndim:
+        raise ShapeError("a sparse tensor with rows and a scalar as default value are needed")
+    # Counts would take memory for rows that a shape only claims to have.
+    reserve(9 * dims[0])
+    counts = np.bincount(indices[:, 0], minlength=dims[0])
+    empty = counts == 0
+    first = np.zeros((int(empty.sum()), len(dims)), np.int64)
+    first[:, 0] = np.flatnonzero(empty)
+    joined = np.concatenate([indices, first])
+    order = np.argsort(joined[:, 0], kind="stable")
+    added = np.full(len(first), default.item() if values.dtype == object else default, values.dtype)
+    places = np.empty(len(joined), np.int64)
+    places[order] = np.arange(len(joined))
+    filled = np.concatenate([values, added])[order]
+    return joined[order], filled, empty, places[: len(values)]
+
+
+def _in_order(indices: np.ndarray) -> np.ndarray:
+    """The places of indices in row-major order."""
+    return np.lexsort(indices.T[::-1]) if indices.size else np.arange(len(indices))
+
+
+def _infer_order(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return rules.tensor(types, 0), rules.tensor(types, 1)
+
+
+@array_operator("SparseReorder", infer=_infer_order)
+def sparse_reorder(
+    indices: np.ndarray, values: np.ndarray, shape: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """Return indices and values in row-major order."""
+    _checked(indices, values, shape)
+    order = _in_order(indices)
+    return indices[order], values[order]
+
+
+def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    count = attrs["N"]
+    return _infer_parts(_rank(rules.tensor(types, 0), 1), rules.tensor(types, count).dtype)
+
+
+@array_operator("SparseConcat", infer=_infer_concat)
+def sparse_concat(*inputs: np.ndarray, concat_dim: int, N: int) -> tuple[np.ndarray, ...]:
+    """Return indices, values and shape of sparse tensors joined along an axis, in row-major order;
+    ``inputs`` are the indices of all, then their values, then their shapes."""
+    parts = [*zip(inputs[:N], inputs[N : 2 * N], inputs[2 * N :], strict=True)]
+    shapes = [_checked(*part) for part in parts]
+    axis = rules.normalize_axis(concat_dim, len(shapes[0]))
+    others = {(*dims[:axis], *dims[axis + 1 :]) for dims in shapes}
+    if len(others) > 1 or any(len(dims) != len(shapes[0]) for dims in shapes):
+        raise ShapeError(f"the shapes {shapes} differ in other dims than {axis}")
+    begin, moved = 0, []
+    for (indices, _, _), dims in zip(parts, shapes, strict=True):
+        own = indices.copy()
+        own[:, axis] += begin
+        moved.append(own)
+        begin += dims[axis]
+    indices = np.concatenate(moved)
+    order = _in_order(indices)
+    values = np.concatenate([values for _, values, _ in parts])
+    shape = [*shapes[0][:axis], begin, *shapes[0][axis + 1 :]]
+    return indices[order], values[order], np.array(shape, np.int64)
+
+
+def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return _infer_parts(_rank(rules.tensor(types, 0), 1), rules.tensor(types, 1).dtype)
+
+
+@array_operator("SparseSlice", infer=_infer_slice)
+def sparse_slice(
+    indices: np.ndarray, values: np.ndarray, shape: np.ndarray, start: np.ndarray, size: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """Return indices, values and shape of a part, which ends where the tensor ends."""
+    _checked(indices, values, shape)
+    if not start.shape == size.shape == shape.shape or (start < 0).any() or (size < 0).any():
+        raise ShapeError(
+            f"start {start.tolist()} and size {size.tolist()} must have a number for each of "
+            f"{len(shape)} axes, none of them negative"
+        )
+    kept = np.maximum(np.minimum(size, shape - start), 0)
+    inside = ((indices >= start) & (indices - start < kept)).all(1)
+    return indices[inside] - start, values[inside], kept
+
+
+def _infer_product(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    b = rules.tensor(types, 3)
+    columns = None if b.shape is None or len(b.shape) != 2 else b.shape[not attrs["adjoint_b"]]
+    return (TensorType(b.dtype, (None, columns)),)
+
+
+@common.array_operator("SparseTensorDenseMatMul", infer=_infer_product)
+def sparse_matmul(
+    indices: np.ndarray,
+    values: np.ndarray,
+    shape: np.ndarray,
+    b: np.ndarray,
+    *,
+    adjoint_a: bool,
+    adjoint_b: bool,
+) -> np.ndarray:
+    """The product of a sparse matrix and a dense one, each perhaps conjugated and transposed."""
+    dims = _checked(indices, values, shape)
+    b = b.conj().T if adjoint_b else b
+    rows, inner = dims[::-1] if adjoint_a else dims if len(dims) == 2 else (0, 0)
+    if len(dims) != 2 or b.ndim != 2 or len(b) != inner:
+        raise ShapeError(f"a sparse matrix of shape {dims} cannot be multiplied by {b.shape}")
+    to, source = indices.T[::-1] if adjoint_a else indices.T
+    reserve(rows * b.shape[1] * b.itemsize)
+    result = np.zeros((rows, b.shape[1]), b.dtype)
+    np.add.at(result, to, (values.conj() if adjoint_a else values)[:, None] * b[source])
+    return result
