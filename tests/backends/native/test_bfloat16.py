@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from penstock.backends.native import backend, convolution, dense, image_convolution
+from penstock.backends.native import backend, convolution, dense, image_weights
 from penstock.backends.native.backend import NativeBackend
 from penstock.ir.graph import Value
 from penstock.ops.common.constant_cache import reordered, weights_of
@@ -202,7 +202,7 @@ def test_filters_that_bfloat16_holds_are_restored_from_their_panels(case, monkey
         ways.append((make, back))
         return reordered(name, weights, make, back, types)
 
-    monkeypatch.setattr(image_convolution, "reordered", noted)
+    monkeypatch.setattr(image_weights, "reordered", noted)
     for library in ROUNDING:
         assert kernel_of(node_of("Conv", [x, w], constants=[1], **attrs), library, "bf16")
     assert ways

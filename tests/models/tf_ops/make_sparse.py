@@ -1,12 +1,13 @@
 """Makes ``sparse.npz.xz``, as ``make.py`` does ``cases.npz.xz``: operations on sparse tensors, and
-StringSplit, whose result is one."""
+those whose results are such: StringSplit and ParseExample."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from make import RNG, case, real, save
+import tensorflow as tf
+from make import RNG, F, case, real, save
 from make_text import words
 
 
@@ -120,7 +121,59 @@ def split() -> None:
     case("StringSplit_dynamic", "StringSplit", fed)
 
 
+def example(**features: Any) -> bytes:
+    """A serialized example; a feature that is None has no list."""
+    made = {}
+    for key, values in features.items():
+        if values is None:
+            made[key] = tf.train.Feature()
+        elif values and isinstance(values[0], bytes):
+            made[key] = tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+        elif values and isinstance(values[0], float):
+            made[key] = tf.train.Feature(float_list=tf.train.FloatList(value=values))
+        else:
+            made[key] = tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+    whole = tf.train.Example(features=tf.train.Features(feature=made))
+    return whole.SerializeToString(deterministic=True)
+
+
+def parsed() -> None:
+    # A key may be that of one feature only.
+    texts = words(
+        example(f=[1.5, -2.0, 3.0, 0.25], n=[7], s=[b"a", b"\xc3\xa4\xff"], v=[1, -2, 3], z=[9]),
+        example(n=[-(2**40)], v=[5], w=[6, 7], q=[b"x", b""], x=[1.0], z=[9]),
+        example(f=[0.5, 1.0, 1.5, 2.0], s=[b"b"], n=None, w=[1], r=[3, 4], z=[9]),
+    )
+    given: dict[str, Any] = {
+        "names": words(),
+        "sparse_keys": words("s", "w", "absent"),
+        "dense_keys": words("f", "n", "v"),
+        "ragged_keys": words("r", "q"),
+        "dense_defaults": [np.arange(4, dtype=F).reshape(2, 2), np.int64(-1), np.int64(77)],
+        "num_sparse": 3,
+        "sparse_types": [tf.string, tf.int64, tf.float32],
+        "ragged_value_types": [tf.int64, tf.string],
+        "ragged_split_types": [tf.int32, tf.int64],
+        "dense_shapes": [[2, 2], [], [None]],
+    }
+    case("ParseExampleV2", "ParseExampleV2", {"serialized": texts}, **given)
+    case("ParseExampleV2_dynamic", "ParseExampleV2", {"serialized": texts[:1]}, **given)
+    plain = given | {"ragged_keys": words(), "ragged_value_types": [], "ragged_split_types": []}
+    one = np.array(texts[0], object)
+    case("ParseExampleV2_one", "ParseExampleV2", {"serialized": one}, **plain)
+    case("ParseExampleV2_none", "ParseExampleV2", {"serialized": words()}, **given)
+    pairs = {
+        "names": words(),
+        "sparse_keys": ["s", "w"],
+        "dense_keys": ["f", "v"],
+        "dense_defaults": [np.zeros((4,), F), np.array([5, 6], np.int64)[:1]],
+        "sparse_types": [tf.string, tf.int64],
+        "dense_shapes": [[4], [None, 1]],
+    }
+    case("ParseExample", "ParseExample", {"serialized": texts}, **pairs)
+
+
 if __name__ == "__main__":
-    for make in (reshaped, filled, arranged, products, split):
+    for make in (reshaped, filled, arranged, products, split, parsed):
         make()
     save("sparse")

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.core.types import STRING, find_dtype
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
-from penstock.frontends.tensorflow.conversion import Conversion, rule
+from penstock.frontends.tensorflow.conversion import Conversion, listed, rule
 from penstock.frontends.tensorflow.tables import FILLING
 from penstock.ops.registry import TENSORFLOW, TFLITE
 
@@ -42,6 +42,32 @@ def regex_full_match(c: Conversion) -> None:
             "its pattern is not a constant; export the model with a constant one"
         )
     c.emit_final("RegexFullMatch", c.inputs[:1], {"pattern": pattern})
+
+
+@rule("ParseExample", "ParseExampleV2")
+def parse_example(c: Conversion) -> None:
+    """Keys are constants: lists of them, or in the older operation one input for each."""
+    if c.op == "ParseExample":
+        counts = len(c.attrs["sparse_types"]), len(c.attrs["Tdense"])
+        arrays = [c.input_constant(i) for i in range(2, 2 + sum(counts))]
+        names = [None if key is None else key.reshape(1) for key in arrays]
+        given, defaults = [names[: counts[0]], names[counts[0] :], []], c.inputs[2 + sum(counts) :]
+    else:
+        given, defaults = [[c.input_constant(i)] for i in (2, 3, 4)], c.inputs[5:]
+    if any(key is None for keys in given for key in keys):
+        raise InexpressibleError("its keys are not constants; export the model with constant ones")
+    keys = [[str(key) for part in parts for key in part.tolist()] for parts in given]  # type: ignore[union-attr]
+    shapes = [listed(shape) for shape in c.attrs["dense_shapes"]]
+    if any(shape is None or -1 in shape[1:] for shape in shapes):
+        raise InexpressibleError(f"its dense_shapes {shapes} are unknown behind the first dim")
+    attrs = {
+        **dict(zip(("sparse_keys", "dense_keys", "ragged_keys"), keys, strict=True)),
+        **{name: c.attrs[name] for name in ("sparse_types", "Tdense")},
+        **{name: c.attrs.get(name, []) for name in ("ragged_value_types", "ragged_split_types")},
+        "dense_dims": [dim for shape in shapes for dim in shape],
+        "dense_ranks": [len(shape) for shape in shapes],
+    }
+    c.emit_final("ParseExample", [c.inputs[0], *defaults], attrs, domain=TENSORFLOW)
 
 
 # Tables.
