@@ -21,7 +21,14 @@ OPS = [
     ),
     *(
         Op("RFFT2D", (f(2, *dims), i32(*sizes)), outputs=("complex64",))
-        for dims, sizes in (((1, 16), (1, 16)), ((1, 12), (1, 16)), ((4, 8), (4, 8)))
+        for dims, sizes in (
+            ((1, 16), (1, 16)),
+            ((1, 12), (1, 16)),
+            ((4, 8), (4, 8)),
+            ((8, 16), (4, 8)),
+            ((3, 5), (8, 32)),
+            ((3, 5), (1, 2)),
+        )
     ),
     Op("MUL", (COMPLEX, COMPLEX), outputs=("complex64",)),
     Op("BITCAST", (f(3, 4),), outputs=("uint8",)),

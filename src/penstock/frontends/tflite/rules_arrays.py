@@ -12,7 +12,7 @@ from penstock.frontends.tflite.conversion import OperatorConversion, image_of_co
 from penstock.ir.graph import Value
 from penstock.ir.op import AttrDict
 from penstock.ops.common.dtypes import INT8, INT16, INT32
-from penstock.ops.common.shape_rules import all_known
+from penstock.ops.common.shape_rules import all_known, element_number
 from penstock.ops.registry import TENSORFLOW, TFLITE
 
 _REDUCTIONS = {
@@ -452,6 +452,21 @@ def _region(c: OperatorConversion, option: str) -> str:
     if len(ops) != 1 or ops[0] is None or len(scope.outputs) != 1:
         raise InexpressibleError("its subgraph is no single addition, product, extreme or And")
     return ops[0]
+
+
+@operator_rule("RFFT2D")
+def transform(c: OperatorConversion) -> None:
+    """The Fourier transform of the last two dims, cut or filled up with zeros to sizes."""
+    x, sizes = c.take(2)
+    known = c.integers(1)
+    if known is not None and len(known) != 2:
+        raise NodeError(f"transforms to {len(known)} sizes; it takes those of rows and columns")
+    halves = {"axis": 0, "num_outputs": 2}
+    rows, columns = known or c.emit_several("Split", [sizes], halves, count=2)
+    spectrum = c.emit("DFT", [c.emit("Unsqueeze", [x, [-1]]), columns, -2], onesided=1)
+    if rows != 1 or (c.shape(0) or [None])[-2:-1] != (1,):  # one row is its own transform
+        spectrum = c.emit("DFT", [spectrum, rows, -3])
+    c.emit_final("ViewAs", [spectrum], {"to": element_number("complex64")}, domain=TFLITE)
 
 
 @operator_rule("STABLEHLO_RNG_BIT_GENERATOR", outputs=2)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.types import Dim, ShapeError, TensorType, Type
+from penstock.core.types import ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops import registry
@@ -203,27 +203,6 @@ def integer_softmax(x: np.ndarray, *, by: fixed_point.Multiplier, points: np.nda
     right = 30 - shift
     codes = (powers * inverse + (1 << right >> 1)) >> right
     return np.clip(codes, 0, 32767).astype(x.dtype)
-
-
-def _infer_rfft2d(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x, sizes = rules.tensor(types, 0).shape, rules.all_known(rules.ints(types, consts, 1))
-    dims: tuple[Dim, ...] | None = None
-    if x is not None and sizes is not None and len(sizes) == 2:
-        dims = (*x[:-2], sizes[0], sizes[1] // 2 + 1)
-    return (TensorType(np.dtype(np.complex64), dims),)
-
-
-@array_operator("Rfft2d", infer=_infer_rfft2d)
-def rfft2d(x: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The Fourier transform of the last two dims, cut or filled up with zeros to ``sizes``."""
-    if sizes.shape != (2,) or x.ndim < 2 or sizes.min() < 1:
-        raise ShapeError(f"a transform of sizes {sizes.tolist()} for {x.shape}")
-    rows, columns = sizes.tolist()
-    out = np.fft.rfft(x, columns)
-    # As rfft2, which takes several times as long for a few rows; one row is its own transform.
-    if (rows, x.shape[-2]) != (1, 1):
-        out = np.fft.fft(out, rows, -2)
-    return out.astype(np.complex64, copy=False)
 
 
 def _infer_dense(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -11,7 +11,7 @@
 // Compiler options: -ffp-contract=fast
 #include "families.h"
 
-enum { POINTS = 2048 }; /* times signals */
+enum { POINTS = 2048, ROOM = POINTS + 16 }; /* times signals */
 
 struct transforms {
     const void *x;
@@ -88,7 +88,7 @@ struct transforms {
     }                                                                                             \
                                                                                                   \
     /* Transform `lanes` signals; return which of the two buffers has the result. */              \
-    static int passes_##suffix(const struct transforms *a, type re[2][POINTS], type im[2][POINTS], int64_t lanes)\
+    static int passes_##suffix(const struct transforms *a, type re[2][ROOM], type im[2][ROOM], int64_t lanes)\
     {                                                                                             \
         int64_t n = a->halves ? a->length / 2 : a->length, s = lanes;                             \
         int own = 0;                                                                              \
@@ -114,103 +114,155 @@ struct transforms {
         return own;                                                                               \
     }                                                                                             \
                                                                                                   \
-    /* Element t of a signal; of a symmetric spectrum, only its first half is given. */           \
-    INLINED void element_##suffix(const struct transforms *a, const type *x, int64_t t, type *re, type *im)\
+    /* Element t of a half of a symmetric spectrum. */                                            \
+    INLINED void mirrored_##suffix(const struct transforms *a, const type *x, int64_t t, type *re, type *im)\
     {                                                                                             \
-        const int mirrored = a->hermitian && t > a->length / 2;                                   \
+        const int mirrored = t > a->length / 2;                                                   \
         const int64_t at = mirrored ? a->length - t : t;                                          \
-        const type *own = x + at * a->inner * (a->complex + 1), *window = a->window;              \
-        const type share = window ? window[at] : 1;                                               \
-        *re = at < a->given ? own[0] * share : 0;                                                 \
-        *im = at < a->given && a->complex ? own[1] * share : 0;                                   \
-        if (a->hermitian && (t == 0 || 2 * t == a->length))                                       \
-            *im = 0;                                                                              \
+        const type *own = x + at * a->inner * (a->complex + 1);                                   \
+        *re = at < a->given ? own[0] : 0;                                                         \
+        *im = at < a->given && a->complex && t && 2 * t != a->length ? own[1] : 0;                \
         if (mirrored)                                                                             \
             *im = -*im;                                                                           \
     }                                                                                             \
                                                                                                   \
-    /* Read signal `lane` of `lanes` into buffers. */                                             \
-    static void read_##suffix(const struct transforms *a, const type *x, type *re, type *im, int64_t lanes)\
+    /* Read `n` of `lanes` signals, which are symmetric spectra, into buffers. */                 \
+    static void read_spectra_##suffix(const struct transforms *a, const type *x, type *re, type *im, int64_t n,\
+                                      int64_t lanes)                                              \
     {                                                                                             \
         const int64_t points = a->halves ? a->length / 2 : a->length;                             \
-        const type *circle = a->circle;                                                           \
-        for (int64_t t = 0; t < points; t++, re += lanes, im += lanes) {                          \
-            type r, i, other, unused;                                                             \
-            if (a->halves && a->hermitian) {                                                      \
-                const type *w = circle + 2 * t;                                                   \
-                element_##suffix(a, x, t, &r, &i);                                                \
-                element_##suffix(a, x, points - t, &other, &unused);                              \
-                const type dr = r - other, di = i + unused;                                       \
-                const type odd_r = dr * w[0] + di * w[1], odd_i = di * w[0] - dr * w[1];          \
-                r += other - odd_i;                                                               \
-                i += odd_r - unused;                                                              \
+        for (int64_t t = 0; t < points; t++, re += lanes, im += lanes)                            \
+            for (int64_t q = 0; q < n; q++) {                                                     \
+                const type *own = x + q * (a->complex + 1), *w = (const type *)a->circle + 2 * t; \
+                type r, i, other_r, other_i;                                                      \
+                mirrored_##suffix(a, own, t, &r, &i);                                             \
+                if (a->halves) {                                                                  \
+                    mirrored_##suffix(a, own, points - t, &other_r, &other_i);                    \
+                    const type dr = r - other_r, di = i + other_i;                                \
+                    const type odd_r = dr * w[0] + di * w[1], odd_i = di * w[0] - dr * w[1];      \
+                    r += other_r - odd_i;                                                         \
+                    i += odd_r - other_i;                                                         \
+                }                                                                                 \
+                re[q] = r, im[q] = i;                                                             \
             }                                                                                     \
-            else if (a->halves) {                                                                 \
-                element_##suffix(a, x, 2 * t, &r, &unused);                                       \
-                element_##suffix(a, x, 2 * t + 1, &i, &unused);                                   \
-            }                                                                                     \
-            else                                                                                  \
-                element_##suffix(a, x, t, &r, &i);                                                \
-            *re = r;                                                                              \
-            *im = i;                                                                              \
-        }                                                                                         \
     }                                                                                             \
                                                                                                   \
-    /* Write the transform of a real signal, of which buffers hold that of its halves. */         \
-    static void write_halves_##suffix(const struct transforms *a, type *y, const type *re, const type *im, int64_t lanes)\
+    /* Read `n` of `lanes` signals, which are `step` elements from point to point, into buffers. */\
+    INLINED void read_##suffix(const struct transforms *a, const type *x, type *re, type *im, int64_t n, int64_t lanes,\
+                               int64_t step)                                                      \
     {                                                                                             \
-        const int64_t points = a->length / 2, pitch = 2 * a->inner;                               \
-        const type *circle = a->circle;                                                           \
-        for (int64_t k = 0; k <= points; k++) {                                                   \
+        const int64_t points = a->halves ? a->length / 2 : a->length;                             \
+        const int64_t given = smaller(a->halves ? a->given / 2 : a->given, points);               \
+        const type *window = a->window;                                                           \
+        int64_t t = 0;                                                                            \
+        if (a->complex)                                                                           \
+            for (; t < given; t++)                                                                \
+                for (int64_t q = 0; q < n; q++) {                                                 \
+                    const type *own = x + 2 * (t * step + q), share = window ? window[t] : 1;     \
+                    re[t * lanes + q] = own[0] * share, im[t * lanes + q] = own[1] * share;       \
+                }                                                                                 \
+        else if (a->halves)                                                                       \
+            for (; t < given; t++)                                                                \
+                for (int64_t q = 0; q < n; q++) {                                                 \
+                    const type *own = x + 2 * t * step + q;                                       \
+                    re[t * lanes + q] = own[0] * (window ? window[2 * t] : 1);                    \
+                    im[t * lanes + q] = own[step] * (window ? window[2 * t + 1] : 1);             \
+                }                                                                                 \
+        else                                                                                      \
+            for (; t < given; t++)                                                                \
+                for (int64_t q = 0; q < n; q++)                                                   \
+                    re[t * lanes + q] = x[t * step + q] * (window ? window[t] : 1), im[t * lanes + q] = 0;\
+        for (; t < points; t++)                                                                   \
+            for (int64_t q = 0; q < n; q++)                                                       \
+                re[t * lanes + q] = im[t * lanes + q] = 0;                                        \
+        if (a->halves && a->given % 2 && given < points)                                          \
+            for (int64_t q = 0; q < n; q++)                                                       \
+                re[given * lanes + q] = x[2 * given * step + q] * (window ? window[2 * given] : 1);\
+    }                                                                                             \
+                                                                                                  \
+    /* Turn the transforms of halves of `lanes` real signals into those of the signals. */        \
+    static void join_##suffix(const struct transforms *a, const type *restrict xr, const type *restrict xi,\
+                              type *restrict yr, type *restrict yi, int64_t lanes)                \
+    {                                                                                             \
+        const int64_t points = a->length / 2;                                                     \
+        for (int64_t k = 0; k <= points; k++, yr += lanes, yi += lanes) {                         \
             const int64_t at = k < points ? k * lanes : 0, other = k ? (points - k) * lanes : 0;  \
-            const type *w = circle + 2 * k;                                                       \
-            const type even_r = re[at] + re[other], even_i = im[at] - im[other];                  \
-            const type odd_r = im[at] + im[other], odd_i = re[other] - re[at];                    \
-            const type r = (even_r + odd_r * w[0] - odd_i * w[1]) / 2;                            \
-            const type i = (even_i + odd_r * w[1] + odd_i * w[0]) / 2;                            \
-            y[k * pitch] = r, y[k * pitch + 1] = i;                                               \
-            if (k && k < points && a->count > points + 1)                                         \
-                y[(a->length - k) * pitch] = r, y[(a->length - k) * pitch + 1] = -i;              \
+            const type *w = (const type *)a->circle + 2 * k, wr = w[0], wi = w[1];                \
+            for (int64_t q = 0; q < lanes; q++) {                                                 \
+                const type even_r = xr[at + q] + xr[other + q], even_i = xi[at + q] - xi[other + q];\
+                const type odd_r = xi[at + q] + xi[other + q], odd_i = xr[other + q] - xr[at + q];\
+                yr[q] = (even_r + odd_r * wr - odd_i * wi) / 2;                                   \
+                yi[q] = (even_i + odd_r * wi + odd_i * wr) / 2;                                   \
+            }                                                                                     \
         }                                                                                         \
     }                                                                                             \
                                                                                                   \
-    static void write_##suffix(const struct transforms *a, type *y, const type *re, const type *im, int64_t lanes)\
+    /* Write `n` of `lanes` signals, which are `step` elements from point to point. */            \
+    INLINED void write_##suffix(const struct transforms *a, type *y, const type *re, const type *im, int64_t n,\
+                                int64_t lanes, int64_t step)                                      \
     {                                                                                             \
         const type scale = a->inverse ? (type)1 / a->length : 1;                                  \
-        for (int64_t k = 0; k < a->count; k++) {                                                  \
-            const int64_t at = (a->halves ? k / 2 : k) * lanes;                                   \
-            type *to = y + k * a->inner * (a->real ? 1 : 2);                                      \
-            to[0] = (a->halves && k % 2 ? im[at] : re[at]) * scale;                               \
-            if (!a->real)                                                                         \
-                to[1] = im[at] * scale;                                                           \
+        const int64_t joined = a->halves && !a->hermitian;                                        \
+        if (a->real) {                                                                            \
+            for (int64_t k = 0; k < a->count; k++)                                                \
+                for (int64_t q = 0; q < n; q++) {                                                 \
+                    const type *from = a->halves && k % 2 ? im : re;                              \
+                    y[k * step + q] = from[(a->halves ? k / 2 : k) * lanes + q] * scale;          \
+                }                                                                                 \
+            return;                                                                               \
         }                                                                                         \
+        const int64_t known = joined ? smaller(a->count, a->length / 2 + 1) : a->count;           \
+        for (int64_t k = 0; k < known; k++)                                                       \
+            for (int64_t q = 0; q < n; q++) {                                                     \
+                type *to = y + 2 * (k * step + q);                                                \
+                to[0] = re[k * lanes + q] * scale, to[1] = im[k * lanes + q] * scale;             \
+            }                                                                                     \
+        for (int64_t k = known; k < a->count; k++)                                                \
+            for (int64_t q = 0; q < n; q++) {                                                     \
+                const int64_t at = (a->length - k) * lanes + q;                                   \
+                type *to = y + 2 * (k * step + q);                                                \
+                to[0] = re[at], to[1] = -im[at];                                                  \
+            }                                                                                     \
     }                                                                                             \
                                                                                                   \
     ITEMS_OF(transforms_##suffix, transforms)                                                     \
     {                                                                                             \
-        _Alignas(64) type re[2][POINTS], im[2][POINTS];                                           \
-        type(*const first)[POINTS] = a->inverse ? im : re, (*const second)[POINTS] = a->inverse ? re : im;\
+        _Alignas(64) type re[2][ROOM], im[2][ROOM];                                               \
+        const int swap = a->inverse != 0, joined = a->halves && !a->hermitian;                    \
         for (int64_t item = begin; item < end; item++) {                                          \
             const int64_t low = item * a->together, lanes = smaller(a->together, a->signals - low);\
-            for (int64_t lane = 0; lane < lanes; lane++) {                                        \
+            /* Runs of signals that are neighbours in memory. */                                  \
+            for (int64_t lane = 0, n; lane < lanes; lane += n) {                                  \
                 const int64_t outer = (low + lane) / a->inner, at = (low + lane) % a->inner;      \
                 const int64_t from = outer / a->frames * a->pitch + outer % a->frames * a->hop + at;\
                 const type *x = (const type *)a->x + from * (a->complex + 1);                     \
-                read_##suffix(a, x, first[0] + lane, second[0] + lane, lanes);                    \
+                type *first = (swap ? im : re)[0] + lane, *second = (swap ? re : im)[0] + lane;   \
+                n = smaller(a->inner - at, lanes - lane);                                         \
+                if (a->hermitian)                                                                 \
+                    read_spectra_##suffix(a, x, first, second, n, lanes);                         \
+                else if (a->inner == 1)                                                           \
+                    read_##suffix(a, x, first, second, 1, lanes, 1);                              \
+                else                                                                              \
+                    read_##suffix(a, x, first, second, n, lanes, a->inner);                       \
             }                                                                                     \
-            const int own = passes_##suffix(a, re, im, lanes);                                    \
-            for (int64_t lane = 0; lane < lanes; lane++) {                                        \
+            int own = passes_##suffix(a, re, im, lanes);                                          \
+            if (joined) {                                                                         \
+                join_##suffix(a, re[own], im[own], re[!own], im[!own], lanes);                    \
+                own = !own;                                                                       \
+            }                                                                                     \
+            for (int64_t lane = 0, n; lane < lanes; lane += n) {                                  \
                 const int64_t outer = (low + lane) / a->inner, at = (low + lane) % a->inner;      \
                 const int64_t to = outer * a->count * a->inner + at;                              \
                 type *y = (type *)a->y + to * (a->real ? 1 : 2);                                  \
-                if (a->halves && !a->hermitian)                                                   \
-                    write_halves_##suffix(a, y, first[own] + lane, second[own] + lane, lanes);    \
+                const type *first = (swap ? im : re)[own] + lane, *second = (swap ? re : im)[own] + lane;\
+                n = smaller(a->inner - at, lanes - lane);                                         \
+                if (a->inner == 1)                                                                \
+                    write_##suffix(a, y, first, second, 1, lanes, 1);                             \
                 else                                                                              \
-                    write_##suffix(a, y, first[own] + lane, second[own] + lane, lanes);           \
+                    write_##suffix(a, y, first, second, n, lanes, a->inner);                      \
             }                                                                                     \
         }                                                                                         \
     }
-
 TRANSFORMS(float32, float)
 TRANSFORMS(float64, double)
 
