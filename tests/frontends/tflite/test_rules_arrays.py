@@ -67,6 +67,12 @@ OPS = [
     Op("REVERSE_SEQUENCE", (f(3, 4, 2), i32(2, 1, 3, 0)), {"seq_dim": 0, "batch_dim": 1}),
     Op("SPLIT_V", (f(2, 7), [i32(2, -1, 3)], [scalar(1)]), {"num_splits": 3}, ("float32",) * 3),
     Op("STRIDED_SLICE", (f(5, 6), [i32(4, 0)], [i32(0, 5)], [i32(-2, 2)]), {"begin_mask": 2}),
+    # Ends that count from the first element taken.
+    *(
+        Op("STRIDED_SLICE", (f(5, 6), begin, [i32(2, 4)], [i32(1, 2)]), {"offset": True, **mask})
+        for begin in ([i32(-4, -6)], i32(-2, 1), [i32(1, 2)], [i32(-9, 0)])
+        for mask in ({}, {"begin_mask": 1})
+    ),
     Op("UNIQUE", (f(4)[[0, 1, 0, 3, 1]],), {"idx_out_type": 2}, ("float32", "int32")),
     Op("GATHER", (f(3, 4), np.array([1, 0, 2], np.int16)), {"axis": 1}),
     Op("REDUCE_MAX", (f(3, 4).astype(np.int8), [i32(1)]), {}, ("int8",), kind="ReducerOptions"),

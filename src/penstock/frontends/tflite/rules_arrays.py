@@ -201,10 +201,30 @@ _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_ax
 @operator_rule("STRIDED_SLICE", moves=True)
 def strided_slice(c: OperatorConversion) -> None:
     x, begin, end, strides = c.take(4)
+    masks: AttrDict = {name: c.option(name, "StridedSliceOptions") for name in _MASKS}
     if c.option("offset", "StridedSliceOptions"):
-        end = c.emit("Add", [begin, end])
-    masks = {name: c.option(name, "StridedSliceOptions") for name in _MASKS}
+        end = c.emit("Add", [_first_taken(c, begin, masks), end])
+        masks["end_mask"] = 0  # as in LiteRT's kernel
     c.emit_tensorflow("StridedSlice", [x, begin, end, strides], **masks)
+
+
+def _first_taken(c: OperatorConversion, begin: Value, masks: AttrDict) -> Value:
+    """Return the first index of each axis, from which an ``offset`` counts: not negative and
+    within the dim. Without these dims, ``begin``."""
+    strides, shape, dtype = c.integers(3), all_known(c.shape(0)), c.dtype(1)
+    inserts = masks["ellipsis_mask"] or masks["new_axis_mask"]
+    if strides is None or shape is None or dtype is None or inserts or len(strides) > len(shape):
+        return begin
+    dims = shape[: len(strides)]
+    low = [0 if step > 0 else -1 for step in strides]
+    high = [dim if step > 0 else dim - 1 for step, dim in zip(strides, dims, strict=True)]
+    for axis, step in enumerate(strides):
+        if masks["begin_mask"] >> axis & 1:
+            low[axis] = high[axis] = low[axis] if step > 0 else high[axis]
+    zero, *bounds = [c.constant(numbers, dtype) for numbers in (0, low, high, dims)]
+    from_end = c.emit("Add", [begin, bounds[2]])
+    first = c.emit("Where", [c.emit("Less", [begin, zero]), from_end, begin])
+    return c.emit("Min", [c.emit("Max", [first, bounds[0]]), bounds[1]])
 
 
 # Positions of elements.
