@@ -518,3 +518,7 @@ def test_sum_of_codes_is_one_step_and_within_one_of_litert(dtype: str) -> None:
     got = session(feeds["x"])
     assert len(np.unique(want)) > 3
     assert np.abs(got.astype(int) - want).max() <= 1
+    # The number of codes is that of the image that is fed: zeros add nothing.
+    zeros = np.full_like(feeds["x"], 131 if dtype == "uint8" else 3)
+    twice = session(np.concatenate([feeds["x"], zeros], 1))
+    np.testing.assert_array_equal(twice, got)

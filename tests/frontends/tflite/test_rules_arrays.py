@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import penstock as ps
 from tests.support.litert import Op, check_operator, f, i32, scalar
 
 OPS = [
@@ -83,3 +84,29 @@ OPS = [
 @pytest.mark.parametrize("op", OPS, ids=str)
 def test_operator_gives_what_litert_gives(op: Op) -> None:
     check_operator(op)
+
+
+@pytest.mark.parametrize(
+    ("begins", "options"),
+    [
+        ([scalar(0)], {"sizes": [i32(2, -1, 1)]}),
+        ([i32(-2, 0)], {"offset": True}),
+        (i32(-2, 0), {"offset": True}),
+    ],
+    ids=["SPLIT_V", "constant begin", "fed begin"],
+)
+def test_parts_from_the_end_are_those_of_the_shape_that_is_fed(begins, options) -> None:
+    """Of a longer array than the file declares."""
+
+    def op(rows: int) -> Op:
+        x = np.arange(6 * rows, dtype=np.float32).reshape(rows, 6)
+        if "sizes" in options:
+            sizes = options["sizes"]
+            return Op("SPLIT_V", (x, sizes, begins), {"num_splits": 3}, ("float32",) * 3)
+        return Op("STRIDED_SLICE", (x, begins, [i32(2, 3)], [i32(1, 1)]), options)
+
+    got = ps.compile(op(4).file).run(op(9).feeds)
+    want = ps.compile(op(9).file).run(op(9).feeds)
+    for a, b in zip(got.values(), want.values(), strict=True):
+        assert a.size
+        np.testing.assert_array_equal(a, b)

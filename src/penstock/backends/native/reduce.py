@@ -13,7 +13,12 @@ from penstock.backends.native.kernel import NativeCall, Site, Tensor, Unsupporte
 from penstock.core.types import BOOL
 from penstock.ir.layout import strides_of
 from penstock.ops.common.dtypes import INT32
-from penstock.ops.common.fixed_point import mean_multiplier, product_multiplier, short_multiplier
+from penstock.ops.common.fixed_point import (
+    mean_multiplier,
+    mean_scales,
+    product_multiplier,
+    short_multiplier,
+)
 from penstock.ops.common.shape_rules import normalize_axes
 
 _DTYPES = ("float32", "float64", "int32", "int64")
@@ -84,6 +89,7 @@ def _rescaling(site: Site) -> tuple[float, ...]:
     (of_x, of_y), scales, ends = attrs["zero_points"], attrs["scales"], np.iinfo(x.dtype)
     number = shift = 0
     count = math.prod([x.dims[axis] for axis in attrs["axes"]])
+    scales = mean_scales(scales, count, attrs.get("total", 0))
     if name == "IntegerProduct":
         number, shift = short_multiplier(product_multiplier(scales, count))
     elif attrs["fixed_point"]:

@@ -363,7 +363,7 @@ def batch_matmul(c: OperatorConversion) -> None:
         matrix = matrix.T if c.option("adjoint_rhs", "BatchMatMulOptions") else matrix
         rows, weights = operands[0], c.constant(np.ascontiguousarray(matrix), w.dtype)
         if w.ndim > len(x):
-            rows = c.emit("Reshape", [rows, [*[1] * (w.ndim - len(x)), *x]])
+            rows = c.emit("Unsqueeze", [rows, [*range(w.ndim - len(x))]])
         inputs = [rows, *c.codes.x, weights, *c.codes.w, *c.codes.y]
         c.emit_final("QLinearMatMul", inputs, {"fixed_point": 1})
         return

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from penstock.core.types import INT64
+from penstock.frontends.common.builder import Operand
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import OperatorConversion, image_of_codes, operator_rule
 from penstock.ir.graph import Value
 from penstock.ir.op import AttrDict
 from penstock.ops.common.dtypes import INT8, INT16, INT32
-from penstock.ops.common.shape_rules import all_known, element_number
+from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW, TFLITE
 
 _REDUCTIONS = {
@@ -36,17 +35,16 @@ def mean(c: OperatorConversion) -> None:
     given, (wanted,), axes = c.quantizations[0], c.output_quantizations, c.integers(1)
     is_image = len(c.declared_shape(0)) == 4 or c.rank(0) == 4
     is_image = is_image and axes is not None and {*axes} in ({1, 2}, {-3, -2})
-    # A sum is the mean multiplied by the number of elements.
-    times = all_known((c.shape(0) or (None,) * 4)[1:3]) if c.op == "SUM" else (1,)
-    if not is_image or given is None or wanted is None or times is None:
+    if not is_image or given is None or wanted is None:
         c.apply_to_reals(reduction)
         return
     attrs: AttrDict = {
         "axes": [1, 2],
         "keepdims": int(c.option("keep_dims", "ReducerOptions")),
-        "scales": [given.scales[0] * math.prod(times), wanted.scales[0]],
+        "scales": [given.scales[0], wanted.scales[0]],
         "zero_points": [q.zero_points[0] for q in (given, wanted)],
         "fixed_point": int(c.op == "MEAN"),
+        "total": int(c.op == "SUM"),
     }
     c.emit_final("IntegerMean", c.take(2)[:1], attrs, domain=TFLITE)
 
@@ -184,15 +182,16 @@ def split_v(c: OperatorConversion) -> None:
     """One of the sizes may be -1: it takes what the others leave."""
     x, sizes, axis = c.take(3)
     places, known = c.integers(2), c.integers(1)
-    if places and known and -1 in known:
-        shape = c.shape(0)
-        whole = None if shape is None else shape[places[0]]
-        if isinstance(whole, int):
-            known[known.index(-1)] = whole - sum(known) - 1
-    if places is None or known is None or -1 in known:
+    if not places or not known:
         c.emit_tensorflow("SplitV", [x, sizes, axis])
-    else:
-        c.emit_final("Split", [x, known], {"axis": places[0]})
+        return
+    parts: Operand = known
+    if -1 in known:  # what is left depends on the shape that is fed, not on the declared one
+        whole = c.emit("Gather", [c.emit("Shape", [x]), places[:1]])
+        left = c.emit("Mul", [whole, [int(size == -1) for size in known]])
+        rest = -sum(known) - 1
+        parts = c.emit("Add", [left, [rest if size == -1 else size for size in known]])
+    c.emit_final("Split", [x, parts], {"axis": places[0]})
 
 
 _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
@@ -203,28 +202,26 @@ def strided_slice(c: OperatorConversion) -> None:
     x, begin, end, strides = c.take(4)
     masks: AttrDict = {name: c.option(name, "StridedSliceOptions") for name in _MASKS}
     if c.option("offset", "StridedSliceOptions"):
-        end = c.emit("Add", [_first_taken(c, begin, masks), end])
+        end = c.emit("Add", [_first_taken(c, x, begin, masks), end])
         masks["end_mask"] = 0  # as in LiteRT's kernel
     c.emit_tensorflow("StridedSlice", [x, begin, end, strides], **masks)
 
 
-def _first_taken(c: OperatorConversion, begin: Value, masks: AttrDict) -> Value:
+def _first_taken(c: OperatorConversion, x: Value, begin: Value, masks: AttrDict) -> Value:
     """Return the first index of each axis, from which an ``offset`` counts: not negative and
-    within the dim. Without these dims, ``begin``."""
-    strides, shape, dtype = c.integers(3), all_known(c.shape(0)), c.dtype(1)
+    within the dim. If axes are inserted, ``begin``."""
+    dtype, (count, *_) = c.dtype(1), c.shape(1) or (None,)
     inserts = masks["ellipsis_mask"] or masks["new_axis_mask"]
-    if strides is None or shape is None or dtype is None or inserts or len(strides) > len(shape):
+    if dtype is None or not isinstance(count, int) or inserts:
         return begin
-    dims = shape[: len(strides)]
-    low = [0 if step > 0 else -1 for step in strides]
-    high = [dim if step > 0 else dim - 1 for step, dim in zip(strides, dims, strict=True)]
-    for axis, step in enumerate(strides):
-        if masks["begin_mask"] >> axis & 1:
-            low[axis] = high[axis] = low[axis] if step > 0 else high[axis]
-    zero, *bounds = [c.constant(numbers, dtype) for numbers in (0, low, high, dims)]
-    from_end = c.emit("Add", [begin, bounds[2]])
-    first = c.emit("Where", [c.emit("Less", [begin, zero]), from_end, begin])
-    return c.emit("Min", [c.emit("Max", [first, bounds[0]]), bounds[1]])
+    dims, zero = c.cast(c.emit("Shape", [x], end=count), dtype.name), c.constant(0, dtype)
+    is_from_end = c.emit("Less", [begin, zero])
+    first = c.emit("Where", [is_from_end, c.emit("Add", [begin, dims]), begin])
+    first = c.emit("Min", [c.emit("Max", [first, zero]), dims])
+    if not masks["begin_mask"]:
+        return first
+    kept = [~masks["begin_mask"] >> axis & 1 for axis in range(count)]
+    return c.emit("Mul", [first, c.constant(kept, dtype)])
 
 
 # Positions of elements.

@@ -44,6 +44,12 @@ def of_products(x: np.ndarray, w: np.ndarray, y: np.ndarray, *, rounded: bool) -
     return multiplier(scale.astype(np.float64) / y)
 
 
+def mean_scales(scales: Sequence[float], count: int, total: int) -> Sequence[float]:
+    """The scales of codes and of means of ``count``, or of the ``total``, which is such a mean of
+    larger steps."""
+    return (scales[0] * count, scales[1]) if total else scales
+
+
 def mean_multiplier(scales: Sequence[float], count: int, dtype: np.dtype) -> Multiplier:
     """The multiplier of sums of ``count`` codes of which means are made: that of products with a
     weight of 1, whose scale is one part. ``scales`` are of codes and of means."""

@@ -19,6 +19,7 @@ from penstock.ops.common.code_curves import on_lines, softmax_points
 from penstock.ops.common.dtypes import INT32, dtype_info, is_half
 from penstock.ops.common.fixed_point import (
     mean_multiplier,
+    mean_scales,
     product_multiplier,
     rescaled,
     rescaled_product,
@@ -138,17 +139,19 @@ def integer_mean(
     scales: Sequence[float],
     zero_points: Sequence[int],
     fixed_point: int,
+    total: int = 0,
 ) -> np.ndarray:
-    """The codes of the mean over ``axes``, which are not negative. ``scales`` and ``zero_points``
-    are of x and of the result. ``fixed_point``: sums are rescaled in integers, as by TFLite's
-    reference kernels; else means are rounded in float32, as by ONNX's QuantizeLinear."""
+    """The codes of the mean over ``axes``, or of the ``total``; axes are not negative. ``scales``
+    and ``zero_points`` are of x and of the result. ``fixed_point``: sums are rescaled in integers,
+    as by TFLite's reference kernels; else results are rounded in float32, as by ONNX's
+    QuantizeLinear."""
     count = math.prod([x.shape[axis] for axis in axes])
-    total = x.sum(tuple(axes), np.int64, keepdims=bool(keepdims)) - count * zero_points[0]
+    of_x, of_y = mean_scales(scales, count, total)
+    sums = x.sum(tuple(axes), np.int64, keepdims=bool(keepdims)) - count * zero_points[0]
     if fixed_point:
-        steps = rescaled(total, mean_multiplier(scales, count, x.dtype))
+        steps = rescaled(sums, mean_multiplier((of_x, of_y), count, x.dtype))
     else:
-        of_x, of_y = np.array(scales, np.float32)
-        steps = np.rint((total / count).astype(np.float32) / (of_y / of_x))
+        steps = np.rint((sums / count).astype(np.float32) / (np.float32(of_y) / np.float32(of_x)))
     ends = np.iinfo(x.dtype)
     return np.clip(steps + zero_points[1], ends.min, ends.max).astype(x.dtype)
 
