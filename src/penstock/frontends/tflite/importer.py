@@ -19,6 +19,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -468,6 +469,7 @@ def rule_of(op: str) -> RuleEntry | None:
         from penstock.frontends.tflite.rules_custom import custom
 
         return RULES.get(op) or RuleEntry(custom)
-    if op not in RULES:
-        from penstock.frontends.tflite import rules_control, rules_images, rules_recurrent  # noqa: F401
+    for module in ("rules_images", "rules_control", "rules_recurrent"):
+        if op not in RULES:
+            import_module(f"penstock.frontends.tflite.{module}")
     return RULES.get(op)

@@ -24,10 +24,8 @@ from penstock.frontends.tflite.conversion import (
 )
 from penstock.ir.graph import Value
 from penstock.ir.op import AttrDict, Attrs
-from penstock.ops.common.code_curves import curve_codes
 from penstock.ops.common.dtypes import INT8, INT16, UINT8
 from penstock.ops.common.fixed_point import multiplier, rescaled
-from penstock.ops.common.integer_curves import integer_hard_swish
 from penstock.ops.common.shape_rules import all_known, element_number
 from penstock.ops.registry import MICROSOFT, TENSORFLOW, TFLITE
 
@@ -136,6 +134,8 @@ def activation_of_codes(c: OperatorConversion) -> None:
     codes = np.arange(256).astype(np.uint8).view(dtype).astype(np.int64) - given.zero_points[0]
     scale, result_scale = given.scale[0], wanted.scale[0]
     if c.op == "HARD_SWISH":
+        from penstock.ops.common.integer_curves import integer_hard_swish  # most models have none
+
         y = integer_hard_swish(codes, scale, result_scale)
     else:
         alpha = np.float32(c.option("alpha", "LeakyReluOptions"))
@@ -169,6 +169,8 @@ def curve_of_codes(c: OperatorConversion) -> None:
 
 
 def _emit_curve(c: OperatorConversion, approximate: bool = False) -> None:
+    from penstock.ops.common.code_curves import curve_codes  # most models have no such codes
+
     given, (wanted,) = c.quantizations[0], c.output_quantizations
     assert given is not None and wanted is not None
     scale, step = given.scales[0], wanted.scales[0]

@@ -26,7 +26,6 @@ from penstock.ir.op import AttrDict
 from penstock.ops.common.dtypes import INT8, INT16, UINT8
 from penstock.ops.common.shape_rules import all_known
 from penstock.ops.registry import TENSORFLOW, TFLITE
-from penstock.ops.tensorflow.windows import backward_attrs
 
 _PADDINGS = ("SAME", "VALID")
 
@@ -143,6 +142,8 @@ def conv_transpose(c: OperatorConversion) -> None:
     op, domain = f"Conv{rank - 2}DBackpropInput" + ("" if flat else "V2"), TENSORFLOW
     image, shape = c.integers(0), all_known(c.shape(1))
     if image is not None and shape is not None and len(image) == rank:
+        from penstock.ops.tensorflow.windows import backward_attrs  # few models need it
+
         window = shape[1:3] if flat else shape[:3]
         try:
             given = c.shape(2) or (None,) * rank

@@ -32,7 +32,6 @@ from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.products import convolution_work, is_long, product_in_parts
 from penstock.ops.common.specialize import Field, Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.common.windows import Window, window_counts, windows
-from penstock.ops.onnx.activation import swish
 from penstock.ops.registry import operator
 
 Strategy: TypeAlias = tuple[Callable[..., None], int]
@@ -482,6 +481,8 @@ def causal_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
     w_type, layout = rules.tensor(inputs, 1), Scratch()
     state = w_type.dims[2] - 1
     joined, term = (layout.field((n, channels, m), dtype) for m in (state + length, length))
+    from penstock.ops.onnx.activation import swish  # of this operation alone
+
     silu, activated = swish(dtype, {}), node.attrs.get("activation", "none") != "none"
 
     def into(*arguments: RunValue) -> None:
