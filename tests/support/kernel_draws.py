@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ops.common.shape_rules import element_number
 from penstock.ops.internal.arrays import ZERO_NAN
 from penstock.ops.internal.fused import fused
 from tests.support import (
@@ -161,7 +162,10 @@ def _integer_arithmetic(rng: Source, full_name: str) -> Draw:
         if rng.chance(0.5):
             dtype = rng.pick("int16", "uint16")
             table = rng.integers(0, 1 << 16, 1 << 16).astype(dtype)
-        return Draw(name, [rng.numbers(dims, dtype)], {"table": table}, **options)
+        attrs = {"table": table}
+        if dtype == "uint8" and rng.chance(0.5):
+            attrs = {"table": [code - 128 for code in table], "to": element_number("int8")}
+        return Draw(name, [rng.numbers(dims, dtype)], attrs, **options)
     shapes = [dims, rng.broadcast(dims)]
     if rng.chance(0.5):
         shapes.reverse()

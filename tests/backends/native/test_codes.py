@@ -7,6 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock.backends.native.codes import CodePair
+from penstock.ops.common.shape_rules import element_number
 from tests.support.native_kernels import check, node_of, pytestmark  # noqa: F401
 from tests.support.onnx_text import model_from_text
 
@@ -236,6 +237,10 @@ def test_code_table_equals_numpy(dtype):
     for dims in ((3, 700), (1,), (2, 3, 4, 5)):
         x = codes(dims, dtype)
         check(node_of("CodeTable", [x], [], 1, "tflite", 1, table=table), [x])
+        # Codes of the other dtype, which are 128 more or less.
+        other, change = ("uint8", 128) if dtype == "int8" else ("int8", -128)
+        others = {"table": [code + change for code in table], "to": element_number(other)}
+        check(node_of("CodeTable", [x], [], 1, "tflite", 1, **others), [x])
 
 
 @pytest.mark.parametrize("dtype", ["int16", "uint16"])

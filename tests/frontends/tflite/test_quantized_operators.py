@@ -175,6 +175,13 @@ def elementwise(t: Family) -> Iterator[Quantized]:
             yield Quantized(op, (Codes(every, t.scale),), y(), version=2 if op != "NEG" else 1)
         yield Quantized("RSQRT", (Codes(every[every > 0], t.scale),), (t.dtype, 0.01, 0))
         return
+    # Twice the step: every second code is a tie.
+    every = Codes(np.arange(256).astype(np.uint8).view(t.dtype), t.scale, t.zero)
+    for op in ("RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1"):
+        yield Quantized(op, (every,), y(2, 3), version=1 if "_1" in op else 2)
+    for dtype, zero in (("int8", 7), ("uint8", 131)):
+        yield Quantized("QUANTIZE", (every,), (dtype, 2 * t.scale, zero))
+        yield Quantized("QUANTIZE", (every,), (dtype, t.scale, zero))
     yield Quantized("TANH", (x(300),), (t.dtype, *ONE[t.dtype]))
     yield Quantized("HARD_SWISH", (x(300),), y(0.9), version=1)
     alpha = Codes(t.codes(1, 1, 8).array, 0.01, 3, constant=True)

@@ -142,9 +142,26 @@ def activation_of_codes(c: OperatorConversion) -> None:
         below = rescaled(codes, multiplier(np.abs(scale * alpha / result_scale)))
         below = below if alpha >= 0 else -below
         y = np.where(codes >= 0, rescaled(codes, multiplier(scale / result_scale)), below)
-    ends = np.iinfo(dtype)
-    table = np.clip(y + wanted.zero_points[0], ends.min, ends.max).tolist()
-    c.emit_final("CodeTable", c.take(1), {"table": table}, domain=TFLITE)
+    _emit_table(c, y + wanted.zero_points[0], dtype)
+
+
+def _emit_table(
+    c: OperatorConversion, codes: np.ndarray, dtype: np.dtype, limits: Sequence[int] = ()
+) -> None:
+    """Emit a table of ``codes`` within ``limits``, by default those of the dtype."""
+    low, high = limits or (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    attrs: AttrDict = {"table": np.clip(codes, low, high).tolist()}
+    if dtype != c.dtype(0):
+        attrs["to"] = element_number(dtype.name)
+    c.emit_final("CodeTable", c.take(1), attrs, domain=TFLITE)
+
+
+def _requantized(c: OperatorConversion, ratio: np.floating) -> np.ndarray:
+    """Return the results' codes for each of 8 bits, without bounds; ``ratio`` is that of scales."""
+    given, (wanted,), dtype = c.quantizations[0], c.output_quantizations, c.dtype(0)
+    assert given is not None and wanted is not None
+    codes = np.arange(256).astype(np.uint8).view(dtype).astype(np.int64) - given.zero_points[0]
+    return rescaled(codes, multiplier(ratio)) + wanted.zero_points[0]
 
 
 def _is_curve_of_codes(c: OperatorConversion) -> bool:
@@ -235,13 +252,24 @@ def squared_difference(c: OperatorConversion) -> None:
     c.emit_final("Mul", [c.emit("Sub", c.take(2))] * 2)
 
 
-@operator_rule("RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1", integers=_is_symmetric)
+def _is_clip_of_codes(c: OperatorConversion) -> bool:
+    """Whether codes of 16 bits are clipped, or those of 8 come to others."""
+    return _is_symmetric(c) or (not c.moved_as_integers and _is_of_codes(c))
+
+
+@operator_rule("RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1", integers=_is_clip_of_codes)
 def clip(c: OperatorConversion) -> None:
     (x,), given = c.take(1), c.quantizations[0]
     bounds = {"RELU": BOUNDS[1], "RELU6": BOUNDS[3], "RELU_N1_TO_1": BOUNDS[2]}.get(c.op, (0, 1))
     low, high = bounds
     if given is not None and _is_symmetric(c):
         low, high = given.codes_of(bounds, INT16)
+    elif given is not None and _is_clip_of_codes(c):
+        (wanted,), (dtype,) = c.output_quantizations, c.output_dtypes
+        assert wanted is not None and dtype is not None
+        codes = _requantized(c, given.scale[0] / wanted.scale[0])
+        _emit_table(c, codes, dtype, wanted.codes_of(bounds, dtype))
+        return
     elif c.op == "RELU":
         plain(c)
         return
@@ -455,6 +483,16 @@ def dequantize(c: OperatorConversion) -> None:
         c.emit_final("Identity", [dequantized(c, x, given)])
 
 
+def _is_of_other_steps(c: OperatorConversion) -> bool:
+    """Whether codes of 8 bits become such of another scale, which the reference kernels compute in
+    integers."""
+    both = [q for q in (c.quantizations[0], c.output_quantizations[0]) if q is not None]
+    if len(both) < 2 or any(q.per_channel or q.scales[0] <= 0 for q in both):
+        return False
+    dtypes = {c.dtype(0), c.output_dtypes[0]}
+    return dtypes <= {INT8, UINT8} and both[0].scales != both[1].scales
+
+
 @operator_rule("QUANTIZE", integers=True)
 def quantize(c: OperatorConversion) -> None:
     """Quantizes real numbers, or integers with another quantization."""
@@ -462,6 +500,10 @@ def quantize(c: OperatorConversion) -> None:
     given, (wanted,), (output,) = c.quantizations[0], c.output_quantizations, c.outputs
     if wanted is None or output is None:
         raise InexpressibleError("its output has no scale")
+    (dtype,) = c.output_dtypes
+    if given is not None and dtype is not None and _is_of_other_steps(c):
+        _emit_table(c, _requantized(c, np.float64(given.scale[0]) / wanted.scale[0]), dtype)
+        return
     real = x if given is None else dequantized(c, x, given)
     emit_quantized(c, real, wanted, output, c.output_dtypes[0])
 

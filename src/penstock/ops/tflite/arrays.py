@@ -71,16 +71,26 @@ def bucketize(x: np.ndarray, *, boundaries: Sequence[float]) -> np.ndarray:
     return np.searchsorted(np.array(boundaries, np.result_type(x, "f")), x, "right").astype(INT32)
 
 
+def _table_dtype(node: Node) -> np.dtype | None:
+    return rules.dtype_attribute(node.attrs, "to")
+
+
+def _infer_table(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = rules.tensor(types, 0)
+    return (TensorType(rules.dtype_attribute(attrs, "to") or x.dtype, x.shape),)
+
+
 @array_operator(
     "CodeTable",
-    infer=rules.same_type,
+    infer=_infer_table,
     elementwise=True,
-    prepared={"table": lambda node: np.array(node.attrs["table"])},
+    prepared={"table": lambda node: np.array(node.attrs["table"]), "to": _table_dtype},
 )
-def code_table(x: np.ndarray, *, table: np.ndarray) -> np.ndarray:
+def code_table(x: np.ndarray, *, table: np.ndarray, to: np.dtype | None) -> np.ndarray:
     """The entry of ``table`` for each code of 8 or 16 bits, of which it has all: entry i is that of
-    the code with the bits of the unsigned integer i."""
-    return table[x.view(f"u{x.itemsize}")].astype(x.dtype)
+    the code with the bits of the unsigned integer i. Results are codes of as many bits, by default
+    of the same dtype."""
+    return table[x.view(f"u{x.itemsize}")].astype(to or x.dtype)
 
 
 def _multipliers(node: Node) -> Sequence[fixed_point.Multiplier]:
