@@ -489,6 +489,12 @@ MEANS = {
     "mean, dims dropped": mean_of_codes("MEAN", {"axes": [2, 1]}),
     "mean, other scale": mean_of_codes("MEAN", {"axes": [-3, -2]}, y=(0.003, -20)),
     "mean, uint8": mean_of_codes("MEAN", {"axes": [1, 2]}, dtype="uint8"),
+    "mean of 49": mean_of_codes("MEAN", {"axes": [1, 2]}, dims=(2, 7, 7, 40), y=(0.011, 3)),
+    "mean of 15, uint8": mean_of_codes(
+        "MEAN", {"axes": [1, 2]}, dtype="uint8", dims=(2, 3, 5, 40), y=(0.011, 3)
+    ),
+    "mean of rows": mean_of_codes("MEAN", {"axes": [-2]}, dims=(2, 6, 12, 40), y=(0.011, 3)),
+    "mean of all but rows": mean_of_codes("MEAN", {"axes": [3, 0, 1]}, dims=(2, 3, 9, 5)),
 }
 
 
@@ -501,7 +507,7 @@ def test_mean_of_a_large_image_has_no_weights() -> None:
 @pytest.mark.parametrize("backends", [["numpy"], ["native", "numpy"]], ids=str)
 @pytest.mark.parametrize("name", MEANS)
 def test_mean_of_codes_gives_the_codes_of_the_reference(name: str, backends: list[str]) -> None:
-    """Of 8, 4 or 64 codes, of which many are ties."""
+    """Of 8, 4 or 64 codes, of which many are ties, and of numbers that are no powers of two."""
     file, feeds = MEANS[name]
     (want,) = by_litert(file, feeds, resolver="BUILTIN_REF")
     got = ps.compile(file, backends=backends)(feeds["x"])

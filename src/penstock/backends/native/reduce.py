@@ -93,7 +93,7 @@ def _rescaling(site: Site) -> tuple[float, ...]:
     if name == "IntegerProduct":
         number, shift = short_multiplier(product_multiplier(scales, count))
     elif attrs["fixed_point"]:
-        number, shift = [int(v) for v in mean_multiplier(scales, count, x.dtype)]
+        number, shift = [int(v) for v in mean_multiplier(scales, count)]
     ratio = float(np.float32(scales[1]) / np.float32(scales[0]))
     return of_x, number, shift, of_y, ends.min, ends.max, ratio
 

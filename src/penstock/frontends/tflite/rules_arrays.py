@@ -28,18 +28,20 @@ _SPARSE, _DENSE = 1, 2  # kinds of LSH_PROJECTION
 
 @operator_rule("MEAN", "SUM", codes=image_of_codes)
 def mean(c: OperatorConversion) -> None:
-    """The mean of rows and columns of an image of codes is computed in integers."""
+    """The mean of codes, and the sum of rows and columns of images of them, in integers."""
     if c.codes is None:
         reduction(c)
         return
-    given, (wanted,), axes = c.quantizations[0], c.output_quantizations, c.integers(1)
-    is_image = len(c.declared_shape(0)) == 4 or c.rank(0) == 4
-    is_image = is_image and axes is not None and {*axes} in ({1, 2}, {-3, -2})
-    if not is_image or given is None or wanted is None:
+    given, (wanted,), axes = c.quantizations[0], c.output_quantizations, c.integers(1) or []
+    is_image = {*axes} in ({1, 2}, {-3, -2}) and len(c.declared_shape(0)) == 4
+    rank = 4 if is_image else c.rank(0) or 0
+    places = sorted({axis % rank for axis in axes if -rank <= axis < rank})
+    fits = len(places) == len({*axes}) > 0 and (c.op == "MEAN" or (rank, *places) == (4, 1, 2))
+    if not fits or given is None or wanted is None:
         c.apply_to_reals(reduction)
         return
     attrs: AttrDict = {
-        "axes": [1, 2],
+        "axes": places,
         "keepdims": int(c.option("keep_dims", "ReducerOptions")),
         "scales": [given.scales[0], wanted.scales[0]],
         "zero_points": [q.zero_points[0] for q in (given, wanted)],

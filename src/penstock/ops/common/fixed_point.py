@@ -50,11 +50,13 @@ def mean_scales(scales: Sequence[float], count: int, total: int) -> Sequence[flo
     return (scales[0] * count, scales[1]) if total else scales
 
 
-def mean_multiplier(scales: Sequence[float], count: int, dtype: np.dtype) -> Multiplier:
-    """The multiplier of sums of ``count`` codes of which means are made: that of products with a
-    weight of 1, whose scale is one part. ``scales`` are of codes and of means."""
-    x, y = np.array(scales, np.float32)
-    return of_products(x, np.array(1 / count, np.float32), y, rounded=dtype == np.uint8)
+def mean_multiplier(scales: Sequence[float], count: int) -> Multiplier:
+    """The multiplier of sums of ``count`` codes of which means are made. It is divided by the
+    count without rounding, and so may be below 2**30. ``scales`` are of codes and of means."""
+    x, y = np.array(scales, np.float32).astype(np.float64)
+    by, count = multiplier(x / y), max(count, 1)
+    bits = min(count.bit_length() - 1, 31 - int(by.shifts))
+    return Multiplier((by.numbers << bits) // count, by.shifts + bits)
 
 
 def product_multiplier(scales: Sequence[float], count: int) -> Multiplier:

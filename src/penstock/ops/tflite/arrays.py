@@ -159,7 +159,7 @@ def integer_mean(
     of_x, of_y = mean_scales(scales, count, total)
     sums = x.sum(tuple(axes), np.int64, keepdims=bool(keepdims)) - count * zero_points[0]
     if fixed_point:
-        steps = rescaled(sums, mean_multiplier((of_x, of_y), count, x.dtype))
+        steps = rescaled(sums, mean_multiplier((of_x, of_y), count))
     else:
         steps = np.rint((sums / count).astype(np.float32) / (np.float32(of_y) / np.float32(of_x)))
     ends = np.iinfo(x.dtype)
