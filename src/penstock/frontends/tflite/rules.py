@@ -98,14 +98,8 @@ def arithmetic(c: OperatorConversion) -> None:
     # Checked late, since types would have to be inferred for other operators.
     dtype = c.dtype(0) if c.op == "MUL" or c.quantizations[0] is not None else None
     if dtype is not None and c.quantizations[0] is not None and _is_pair_of_codes(c):
-        x, y, result = [q for q in (*c.quantizations, *c.output_quantizations) if q is not None]
         activation = c.option("fused_activation_function", f"{c.op.capitalize()}Options")
-        attrs: AttrDict = {
-            "operation": c.op.capitalize(),
-            "scales": [q.scales[0] for q in (x, y, result)],
-            "zero_points": [q.zero_points[0] for q in (x, y, result)],
-            "code_limits": result.codes_of(BOUNDS[activation], dtype),
-        }
+        attrs = _pair_attrs(c, c.op.capitalize(), activation)
         c.emit_final("IntegerArithmetic", c.take(2), attrs, domain=TFLITE)
         return
     # ONNX's operations have no complex numbers.
@@ -113,6 +107,19 @@ def arithmetic(c: OperatorConversion) -> None:
         c.emit_final("ComplexMul", c.take(2), domain=TFLITE)
     else:
         c.emit_activated(c.op.capitalize(), c.take(2))
+
+
+def _pair_attrs(c: OperatorConversion, operation: str, activation: int) -> AttrDict:
+    """Return the attributes of the IntegerArithmetic of both inputs, which are codes."""
+    given = [q for q in (*c.quantizations, *c.output_quantizations) if q is not None]
+    dtype = c.output_dtypes[0]
+    assert dtype is not None
+    return {
+        "operation": operation,
+        "scales": [q.scales[0] for q in given],
+        "zero_points": [q.zero_points[0] for q in given],
+        "code_limits": given[-1].codes_of(BOUNDS[activation], dtype),
+    }
 
 
 def _is_function_of_codes(c: OperatorConversion) -> bool:
@@ -149,11 +156,16 @@ def _emit_table(
     c: OperatorConversion, codes: np.ndarray, dtype: np.dtype, limits: Sequence[int] = ()
 ) -> None:
     """Emit a table of ``codes`` within ``limits``, by default those of the dtype."""
-    low, high = limits or (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    attrs: AttrDict = {"table": np.clip(codes, low, high).tolist()}
+    attrs: AttrDict = {"table": _within(codes, dtype, limits)}
     if dtype != c.dtype(0):
         attrs["to"] = element_number(dtype.name)
     c.emit_final("CodeTable", c.take(1), attrs, domain=TFLITE)
+
+
+def _within(codes: np.ndarray, dtype: np.dtype, limits: Sequence[int] = ()) -> list[int]:
+    low, high = limits or (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    codes_within: list[int] = np.clip(codes, low, high).tolist()
+    return codes_within
 
 
 def _requantized(c: OperatorConversion, ratio: np.floating) -> np.ndarray:
@@ -162,6 +174,22 @@ def _requantized(c: OperatorConversion, ratio: np.floating) -> np.ndarray:
     assert given is not None and wanted is not None
     codes = np.arange(256).astype(np.uint8).view(dtype).astype(np.int64) - given.zero_points[0]
     return rescaled(codes, multiplier(ratio)) + wanted.zero_points[0]
+
+
+@operator_rule("PRELU", integers=_is_of_codes)
+def prelu(c: OperatorConversion) -> None:
+    """Of 8-bit codes, products where they stand for negative numbers, or else codes of the result's
+    steps, as the reference kernels compute both."""
+    x, slope = c.take(2)
+    given, (wanted,), (dtype,) = c.quantizations, c.output_quantizations, c.output_dtypes
+    if given[0] is None or wanted is None or dtype is None or not _is_of_codes(c):
+        c.emit_final("PRelu", [x, slope])
+        return
+    codes = _requantized(c, given[0].scale[0] / wanted.scale[0])
+    above = c.emit("CodeTable", [x], {"table": _within(codes, dtype)}, domain=TFLITE)
+    below = c.emit("IntegerArithmetic", [x, slope], _pair_attrs(c, "Mul", 0), domain=TFLITE)
+    is_below = c.emit("Less", [x, c.constant(given[0].zero_points[0], dtype)])
+    c.emit_final("Where", [is_below, below, above])
 
 
 def _is_curve_of_codes(c: OperatorConversion) -> bool:
