@@ -371,21 +371,25 @@ def _attributes(given: Quantization) -> Attrs:
 # Codes.
 
 
-def layer_of_codes(c: OperatorConversion) -> CodeLayer | None:
-    """Return the codes' parameters of an operator with x, weights and bias if ONNX's operations on
-    codes compute the same: weights and bias are constants, and all are codes of one type."""
-    x, w, bias, *_ = [*c.quantizations, None, None, None]
+def layer_of_codes(c: OperatorConversion, places: Sequence[int] = (0, 1, 2)) -> CodeLayer | None:
+    """Return the codes' parameters of an operator with x, weights and bias, in these ``places``, if
+    ONNX's operations on codes compute the same: weights and bias are constants, and all are codes
+    of one type."""
+    count = len(c.inputs)
+    x, w, bias = [c.quantizations[i] if i < count else None for i in places]
+    at, weights_at, bias_at = places
     axis = 3 if c.op == "DEPTHWISE_CONV_2D" else 0
-    weights = c.inputs[1].const if w is not None and c.inputs[1] is not None else None
-    if x is None or w is None or weights is None or weights.dtype != c.dtype(0):
+    value = c.inputs[weights_at] if w is not None else None
+    weights = None if value is None else value.const
+    if x is None or w is None or weights is None or weights.dtype != c.dtype(at):
         return None
     if w.per_channel and w.axis != axis:
         return None
     # ONNX's operations do not define a bias's scale; it has the scale of products.
-    value = c.inputs[2] if len(c.inputs) > 2 else None
+    value = c.inputs[bias_at] if count > bias_at else None
     if value is not None and (value.const is None or not bias or not bias.is_of_products(x, w)):
         return None
-    return _code_layer(c, x, w)
+    return _code_layer(c, x, w, c.dtype(at))
 
 
 def is_dynamic_range(c: OperatorConversion) -> bool:
@@ -408,22 +412,24 @@ def is_dynamic_range(c: OperatorConversion) -> bool:
 def image_of_codes(c: OperatorConversion) -> CodeLayer | None:
     """Return the codes' parameters of an operator on an image, whose elements count alike."""
     x, *_ = [*c.quantizations, None]
-    return None if x is None else _code_layer(c, x, Quantization([1.0], [0]))
+    return None if x is None else _code_layer(c, x, Quantization([1.0], [0]), c.dtype(0))
 
 
-def _code_layer(c: OperatorConversion, x: Quantization, w: Quantization) -> CodeLayer | None:
+def _code_layer(
+    c: OperatorConversion, x: Quantization, w: Quantization, given: np.dtype | None
+) -> CodeLayer | None:
     """Return the parameters of an operator's 8-bit codes and the activation's bounds, or None."""
     (y,), (dtype,) = c.output_quantizations, c.output_dtypes
     if y is None or x.per_channel or y.per_channel:
         return None
-    if dtype not in (np.int8, np.uint8) or c.dtype(0) != dtype:
+    if dtype not in (np.int8, np.uint8) or given != dtype:
         return None
     name, options = "fused_activation_function", c.options
     number = options is not None and name in schema().tables[options.kind] and c.option(name)
     bounds = BOUNDS.get(int(number))
     if bounds is None or min(*x.scales, *w.scales, *y.scales) <= 0:
         return None
-    of_x, of_w, of_y = [_parameters(c, given, dtype) for given in (x, w, y)]
+    of_x, of_w, of_y = [_parameters(c, each, dtype) for each in (x, w, y)]
     return CodeLayer(of_x, of_w, of_y, y.codes_of(bounds, dtype))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from penstock.core.types import FLOAT32, ShapeError
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import (
+    CodeLayer,
     OperatorConversion,
     image_of_codes,
     is_dynamic_range,
@@ -22,12 +23,14 @@ from penstock.frontends.tflite.conversion import (
     operator_rule,
 )
 from penstock.ir.graph import Value
-from penstock.ir.op import AttrDict
+from penstock.ir.op import AttrDict, Attrs
 from penstock.ops.common.dtypes import INT8, INT16, UINT8
 from penstock.ops.common.shape_rules import all_known
 from penstock.ops.registry import TENSORFLOW, TFLITE
 
 _PADDINGS = ("SAME", "VALID")
+_MOST_APART, _MANY_CHANNELS = 16, 8
+"""pixels for each of an image that is spread, and channels: beyond, real numbers are faster"""
 
 
 def _padding(c: OperatorConversion) -> str:
@@ -127,7 +130,38 @@ def conv_3d(c: OperatorConversion) -> None:
     _convolve(c, c.transposed(c.take(2, 3)[1], [4, 3, 0, 1, 2]), 1, 5)
 
 
-@operator_rule("TRANSPOSE_CONV", "CONV_3D_TRANSPOSE")
+def _emit_code_transpose(c: OperatorConversion, kernel: Value, attrs: Attrs) -> None:
+    """Emit a convolution of 8-bit codes that are the strides apart, zeros between them. ``attrs``
+    are those of the ConvTranspose."""
+    sizes, dims, codes = c.constant_integers(0, "output shape"), c.shape(2), c.codes
+    assert codes is not None and kernel.const is not None and dims is not None
+    low, high = [0], [0]
+    for axis, (step, pad) in enumerate(zip(attrs["strides"], attrs["pads"], strict=False), 1):
+        taps = kernel.const.shape[axis] - 1
+        low.append(taps - pad)
+        high.append(sizes[axis] + pad - 1 - (dims[axis] - 1) * step)
+    steps = c.constant([1, *attrs["strides"], 1])
+    borders = {"low": [*low, 0], "high": [*high, 0]}
+    apart = c.emit("Spread", [c.inputs[2], steps, codes.x[1]], borders, domain=TFLITE)
+    turned = np.ascontiguousarray(kernel.const[:, ::-1, ::-1].transpose(0, 3, 1, 2))
+    weights = c.constant(turned, turned.dtype)
+    bias = c.inputs[3] if len(c.inputs) > 3 else None
+    inputs = codes.convolved(c.channels_first(apart), weights, bias)
+    c.emit_image("QLinearConv", inputs, codes.attrs)
+
+
+def _transposed_codes(c: OperatorConversion) -> CodeLayer | None:
+    """Return the codes' parameters of a TRANSPOSE_CONV of known shapes and so many channels that
+    products of codes pay off though most of them are with zeros."""
+    x, w = all_known(c.shape(2) or (None,)), all_known(c.shape(1) or (None,))
+    if x is None or w is None or len(w) != 4 or c.integers(0) is None:
+        return None
+    pays = 0 < c.option("stride_h") * c.option("stride_w") <= _MOST_APART
+    return layer_of_codes(c, (2, 1, 3)) if pays and min(w[0], w[3]) >= _MANY_CHANNELS else None
+
+
+@operator_rule("CONV_3D_TRANSPOSE")
+@operator_rule("TRANSPOSE_CONV", codes=_transposed_codes)
 def conv_transpose(c: OperatorConversion) -> None:
     """The inverse of a convolution. The image's shape is an input, and determines the padding.
     Weights [outputs, height, width, channels], or [depth, height, width, outputs, channels]."""
@@ -155,7 +189,13 @@ def conv_transpose(c: OperatorConversion) -> None:
             attrs = backward_attrs(image[1:-1], window, attrs, given[1:-1])
         except ShapeError as error:
             raise NodeError(f"cannot be: {error}") from error
+        if c.codes is not None:
+            _emit_code_transpose(c, kernel, attrs)
+            return
         op, domain = "ConvTranspose", ""
+    elif c.codes is not None:
+        c.apply_to_reals(conv_transpose)
+        return
     else:
         order = c.constant([0, rank - 1, *range(1, rank - 1)])
         # The shape is that of an image with channels last, as everywhere in the file.
