@@ -201,7 +201,7 @@ def _mean_of_codes(rng: Source, full_name: str) -> Draw:
         "keepdims": int(rng.chance(0.5)),
         "scales": [float(np.float32(rng.pick(0.02, 0.013, 1.0))) for _ in range(2)],
         "zero_points": zeros,
-        "fixed_point": int(rng.chance(0.5)),
+        "form": rng.pick("fixed point", "mean", "sum"),
     }
     x = rng.integers(ends.min, ends.max + 1, dims).astype(dtype)
     return Draw("IntegerMean", [x], attrs, domain="tflite", version=1)

@@ -207,7 +207,7 @@ def test_product_of_codes_equals_numpy(dtype, axes):
 @pytest.mark.parametrize(("dtype", "code"), [("uint8", 255), ("int8", -128), ("int8", 127)])
 def test_means_of_codes_at_the_ends_do_not_overflow(dtype, code, length, axis):
     x = np.full((length, 40) if axis == 0 else (40, length), code, dtype)
-    attrs = {"axes": [axis], "keepdims": 0, "scales": [1.0, 1.0], "fixed_point": 1}
+    attrs = {"axes": [axis], "keepdims": 0, "scales": [1.0, 1.0], "form": "fixed point"}
     node = node_of("IntegerMean", [x], domain="tflite", version=1, zero_points=[0, 0], **attrs)
     check(node, [x])
     assert (expected(node, [x])[0] == code).all()

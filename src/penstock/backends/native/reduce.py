@@ -89,11 +89,12 @@ def _rescaling(site: Site) -> tuple[float, ...]:
     (of_x, of_y), scales, ends = attrs["zero_points"], attrs["scales"], np.iinfo(x.dtype)
     number = shift = 0
     count = math.prod([x.dims[axis] for axis in attrs["axes"]])
-    scales = mean_scales(scales, count, attrs.get("total", 0))
     if name == "IntegerProduct":
         number, shift = short_multiplier(product_multiplier(scales, count))
-    elif attrs["fixed_point"]:
+    elif attrs["form"] == "fixed point":
         number, shift = [int(v) for v in mean_multiplier(scales, count)]
+    else:
+        scales = mean_scales(scales, count, attrs["form"])
     ratio = float(np.float32(scales[1]) / np.float32(scales[0]))
     return of_x, number, shift, of_y, ends.min, ends.max, ratio
 

@@ -94,7 +94,7 @@ def _become_mean_of_codes(b: NodeUpgrade, axes: Sequence[int], keepdims: int) ->
     if rank is None or b.dtype(0) not in (INT8, UINT8) or len(numbers) < 4:
         return False
     attrs: AttrDict = {"axes": sorted(axis % rank for axis in axes), "keepdims": keepdims}
-    attrs |= {"scales": numbers[:2], "zero_points": numbers[2:], "fixed_point": 0}
+    attrs |= {"scales": numbers[:2], "zero_points": numbers[2:], "form": "mean"}
     b.emit_final("IntegerMean", [b.input(0)], attrs, domain=TFLITE)
     return True
 

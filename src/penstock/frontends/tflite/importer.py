@@ -19,7 +19,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -469,7 +468,8 @@ def rule_of(op: str) -> RuleEntry | None:
         from penstock.frontends.tflite.rules_custom import custom
 
         return RULES.get(op) or RuleEntry(custom)
-    for module in ("rules_images", "rules_control", "rules_recurrent"):
-        if op not in RULES:
-            import_module(f"penstock.frontends.tflite.{module}")
+    if op not in RULES:
+        from penstock.frontends.tflite import rules_images  # noqa: F401
+    if op not in RULES:
+        from penstock.frontends.tflite import rules_control, rules_recurrent  # noqa: F401
     return RULES.get(op)

@@ -168,10 +168,10 @@ def _within(codes: np.ndarray, dtype: np.dtype, limits: Sequence[int] = ()) -> l
     return codes_within
 
 
-def _requantized(c: OperatorConversion, ratio: np.floating) -> np.ndarray:
+def _requantized(c: OperatorConversion, ratio: float) -> np.ndarray:
     """Return the results' codes for each of 8 bits, without bounds; ``ratio`` is that of scales."""
     given, (wanted,), dtype = c.quantizations[0], c.output_quantizations, c.dtype(0)
-    assert given is not None and wanted is not None
+    assert given is not None and wanted is not None and dtype is not None
     codes = np.arange(256).astype(np.uint8).view(dtype).astype(np.int64) - given.zero_points[0]
     return rescaled(codes, multiplier(ratio)) + wanted.zero_points[0]
 
@@ -185,7 +185,7 @@ def prelu(c: OperatorConversion) -> None:
     if given[0] is None or wanted is None or dtype is None or not _is_of_codes(c):
         c.emit_final("PRelu", [x, slope])
         return
-    codes = _requantized(c, given[0].scale[0] / wanted.scale[0])
+    codes = _requantized(c, float(given[0].scale[0] / wanted.scale[0]))
     above = c.emit("CodeTable", [x], {"table": _within(codes, dtype)}, domain=TFLITE)
     below = c.emit("IntegerArithmetic", [x, slope], _pair_attrs(c, "Mul", 0), domain=TFLITE)
     is_below = c.emit("Less", [x, c.constant(given[0].zero_points[0], dtype)])
@@ -295,7 +295,7 @@ def clip(c: OperatorConversion) -> None:
     elif given is not None and _is_clip_of_codes(c):
         (wanted,), (dtype,) = c.output_quantizations, c.output_dtypes
         assert wanted is not None and dtype is not None
-        codes = _requantized(c, given.scale[0] / wanted.scale[0])
+        codes = _requantized(c, float(given.scale[0] / wanted.scale[0]))
         _emit_table(c, codes, dtype, wanted.codes_of(bounds, dtype))
         return
     elif c.op == "RELU":
@@ -530,7 +530,7 @@ def quantize(c: OperatorConversion) -> None:
         raise InexpressibleError("its output has no scale")
     (dtype,) = c.output_dtypes
     if given is not None and dtype is not None and _is_of_other_steps(c):
-        _emit_table(c, _requantized(c, np.float64(given.scale[0]) / wanted.scale[0]), dtype)
+        _emit_table(c, _requantized(c, float(given.scale[0]) / float(wanted.scale[0])), dtype)
         return
     real = x if given is None else dequantized(c, x, given)
     emit_quantized(c, real, wanted, output, c.output_dtypes[0])

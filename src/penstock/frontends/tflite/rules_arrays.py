@@ -45,8 +45,7 @@ def mean(c: OperatorConversion) -> None:
         "keepdims": int(c.option("keep_dims", "ReducerOptions")),
         "scales": [given.scales[0], wanted.scales[0]],
         "zero_points": [q.zero_points[0] for q in (given, wanted)],
-        "fixed_point": int(c.op == "MEAN"),
-        "total": int(c.op == "SUM"),
+        "form": "fixed point" if c.op == "MEAN" else "sum",
     }
     c.emit_final("IntegerMean", c.take(2)[:1], attrs, domain=TFLITE)
 

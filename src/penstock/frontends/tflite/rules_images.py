@@ -133,8 +133,9 @@ def conv_3d(c: OperatorConversion) -> None:
 def _emit_code_transpose(c: OperatorConversion, kernel: Value, attrs: Attrs) -> None:
     """Emit a convolution of 8-bit codes that are the strides apart, zeros between them. ``attrs``
     are those of the ConvTranspose."""
-    sizes, dims, codes = c.constant_integers(0, "output shape"), c.shape(2), c.codes
-    assert codes is not None and kernel.const is not None and dims is not None
+    sizes, dims = c.constant_integers(0, "output shape"), c.static_shape(2, "the image")
+    codes = c.codes
+    assert codes is not None and kernel.const is not None
     low, high = [0], [0]
     for axis, (step, pad) in enumerate(zip(attrs["strides"], attrs["pads"], strict=False), 1):
         taps = kernel.const.shape[axis] - 1

@@ -44,10 +44,9 @@ def of_products(x: np.ndarray, w: np.ndarray, y: np.ndarray, *, rounded: bool) -
     return multiplier(scale.astype(np.float64) / y)
 
 
-def mean_scales(scales: Sequence[float], count: int, total: int) -> Sequence[float]:
-    """The scales of codes and of means of ``count``, or of the ``total``, which is such a mean of
-    larger steps."""
-    return (scales[0] * count, scales[1]) if total else scales
+def mean_scales(scales: Sequence[float], count: int, form: str) -> Sequence[float]:
+    """The scales of codes and of means; a "sum" of ``count`` is a mean of larger steps."""
+    return (scales[0] * count, scales[1]) if form == "sum" else scales
 
 
 def mean_multiplier(scales: Sequence[float], count: int) -> Multiplier:

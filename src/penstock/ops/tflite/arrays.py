@@ -148,17 +148,16 @@ def integer_mean(
     keepdims: int,
     scales: Sequence[float],
     zero_points: Sequence[int],
-    fixed_point: int,
-    total: int = 0,
+    form: str,
 ) -> np.ndarray:
-    """The codes of the mean over ``axes``, or of the ``total``; axes are not negative. ``scales``
-    and ``zero_points`` are of x and of the result. ``fixed_point``: sums are rescaled in integers,
-    as by TFLite's reference kernels; else results are rounded in float32, as by ONNX's
-    QuantizeLinear."""
+    """The codes of the mean over ``axes``, or of the sum; axes are not negative. ``scales`` and
+    ``zero_points`` are of x and of the result. A ``form`` of "fixed point" is a mean that is
+    rescaled in integers, as by TFLite's reference kernels; a "mean" or a "sum" is rounded in
+    float32, as by ONNX's QuantizeLinear."""
     count = math.prod([x.shape[axis] for axis in axes])
-    of_x, of_y = mean_scales(scales, count, total)
+    of_x, of_y = mean_scales(scales, count, form)
     sums = x.sum(tuple(axes), np.int64, keepdims=bool(keepdims)) - count * zero_points[0]
-    if fixed_point:
+    if form == "fixed point":
         steps = rescaled(sums, mean_multiplier((of_x, of_y), count))
     else:
         steps = np.rint((sums / count).astype(np.float32) / (np.float32(of_y) / np.float32(of_x)))
