@@ -61,13 +61,13 @@ class PackedSubgraph(Subgraph):
         sizes = [nbytes for other, nbytes in self._fitting.items() if _is_within(key, other)]
         return min(sizes, default=0)
 
-    def refuse(self) -> Subgraph:
+    def refuse(self, reason: RowsStay) -> Subgraph:
         """Return the base instead of this subgraph, which cannot run; after some tries, always."""
         base = self.base
         assert base is not None  # the executor that runs this subgraph holds it
         self._tries -= 1  # some dims, such as a single row, may fail where others succeed
         if not self._tries:
-            base.masks = ()
+            base.stays = str(reason)  # its traceback would keep the graph
         return base
 
 
@@ -88,10 +88,14 @@ def rows_text(compiler: Compiler, subgraph: Subgraph, values: RunValues, packs: 
         return "no rows are left out: " + (
             "no input is a mask" if packs else "nodes run as they are"
         )
-    try:
-        compiler.compile(PackedSubgraph(subgraph, packs), values)
-    except RowsStay as reason:
-        return f"rows that {names} hides are computed: {reason}"
+    why = subgraph.stays
+    if not why:
+        try:
+            compiler.compile(PackedSubgraph(subgraph, packs), values)
+        except RowsStay as reason:
+            why = str(reason)
+    if why:
+        return f"rows that {names} hides are computed: {why}"
     return f"rows that {names} hides are left out, where these are a tenth at least"
 
 

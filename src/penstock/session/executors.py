@@ -289,7 +289,7 @@ class Executors:
             return self._whole(subgraph, key, values)
         except RowsStay as reason:
             log(INFO, "rows that a mask hides are computed: %s", reason)
-            base = cast("PackedSubgraph", subgraph).refuse()
+            base = cast("PackedSubgraph", subgraph).refuse(reason)
             return self._whole(base, base.key(values), values)
         if subgraph is not self._subgraphs.main:
             self._other = ref(subgraph)  # weak, so that subgraphs no longer in use are freed
