@@ -54,6 +54,38 @@ def test_optimize_removes_operations_that_change_nothing(body, left):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        ("t = Gather <axis = 0> (x, order) y = Neg(t)", {"Neg": 1}),
+        ("t = Gather <axis = -1> (x, order) y = Neg(t)", {"Neg": 1}),
+        ("t = Gather (x, columns) y = Neg(t)", {"Reshape": 1, "Neg": 1}),
+        ("t = GatherND (x, columns) y = Neg(t)", {"Neg": 1}),
+        ("t = GatherND (x, grid) y = Neg(t)", {"Neg": 1}),
+        ("t = Neg (x) y = ScatterND (zeros, grid, t)", {"Neg": 1}),
+        ("t = Neg (x) y = ScatterND (zeros, columns, t)", {"Neg": 1}),
+        # What looks alike but is not:
+        ("t = Gather (x, backwards) y = Neg(t)", {"Gather": 1, "Neg": 1}),
+        ("t = Gather (x, below) y = Neg(t)", {"Gather": 1, "Neg": 1}),
+        ("t = GatherND <batch_dims = 1> (x, columns) y = Neg(t)", {"GatherND": 1, "Neg": 1}),
+        ("t = GatherND (x, swapped) y = Neg(t)", {"GatherND": 1, "Neg": 1}),
+        ("t = Neg (x) y = ScatterND <reduction = \"add\"> (ones, columns, t)", {"ScatterND": 1, "Neg": 1}),
+        ("t = Neg (x) y = ScatterND (zeros, swapped, t)", {"ScatterND": 1, "Neg": 1}),
+    ],
+)  # fmt: skip
+def test_gather_of_all_elements_in_order_becomes_a_reshape(body, left):
+    text = f"""g (float[2, 2] x) => (float y) <int64[2] order = {{0, 1}},
+        int64[2, 1] columns = {{0, 1}}, int64[2, 2, 2] grid = {{0, 0, 0, 1, 1, 0, 1, 1}},
+        int64[2, 2, 2] swapped = {{0, 0, 1, 0, 0, 1, 1, 1}}, int64[2] backwards = {{1, 0}},
+        int64[2] below = {{-2, -1}}, float[2, 2] zeros = {{0, 0, 0, 0}},
+        float[2, 2] ones = {{1, 1, 1, 1}}> {{ {body} }}"""
+    x = np.arange(4, dtype=np.float32).reshape(2, 2)
+    (wanted,) = interpret(graph_from_text(text), [x])
+    graph = optimized(text)
+    assert ops(graph) == left
+    np.testing.assert_array_equal(interpret(graph, [x])[0], wanted)
+
+
 def test_constants_of_one_element_take_rank_zero():
     graph = optimized(
         "g (float[2, 2] x, float[N] v) => (float[2, 2] y, float[M, N] z) <float[1, 1] k = {2}> "

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.core.types import Shape, TensorType
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ops.common.shape_rules import known_ints
+from penstock.ops.common.shape_rules import known_ints, normalize_axes
 from penstock.ops.registry import TENSORFLOW, standard
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.dead_code import prune
@@ -143,6 +143,27 @@ def reduction(node: Node, value: Value, output: Value) -> bool:
     return _become_reshape(node, value, after.dims)
 
 
+def in_order(node: Node, value: Value, output: Value) -> bool:
+    """Replace a Gather of all elements in order by a reshape, and a ScatterND to all of them by one
+    of its updates."""
+    index, before, after = node.const(1), value.type, output.type
+    if not isinstance(before, TensorType) or not isinstance(after, TensorType) or index is None:
+        return False
+    if not index.size or not (before.static and after.static) or math.prod(before.dims) != math.prod(after.dims):
+        return False
+    dims, name = before.dims, node.op.full_name
+    if name == "Gather":
+        (axis,) = normalize_axes([node.attrs.get("axis", 0)], len(dims))
+        index, dims = index[..., None], dims[axis : axis + 1]
+    elif node.attrs.get("batch_dims", 0) or node.attrs.get("reduction", "none") != "none":
+        return False
+    # All coordinates along these axes, in C order.
+    dims, places = dims[: index.shape[-1]], index.reshape(-1, index.shape[-1])
+    if math.prod(dims) != len(places) or not np.array_equal(places, np.argwhere(np.ones(dims))):
+        return False
+    return _become_reshape(node, node.inputs[2 if name == "ScatterND" else 0], after.dims)
+
+
 def _fixed(node: Node, index: int) -> bool:
     """Whether an input of axes or a shape is omitted or a constant, which type inference has
     checked. One computed at run time may be out of range, which the node's kernel reports."""
@@ -221,6 +242,7 @@ RULES: dict[str, Visit] = {
     **dict.fromkeys(RESHAPES, reshape),
     **dict.fromkeys(("Add", "Pow", "Sub"), rank_zero),
     **dict.fromkeys(("Div", "Mul"), times),
+    **dict.fromkeys(("Gather", "GatherND", "ScatterND"), in_order),
     "Dropout": dropout,
     "Slice": whole_slice,
     "Pad": no_pad,
