@@ -14,6 +14,7 @@ from penstock.ops.internal.packed import (
     LIVE_ROWS,
     PACKED_ATTENTION,
     PAIRS,
+    REPLACED,
     UNPACK_ROWS,
 )
 from tests.support.native_kernels import expected, node_of
@@ -89,6 +90,13 @@ def test_row_that_a_factor_keeps_is_packed():
     assert live([bias, factor], [0, FACTOR], 1, 4)[0].tolist() == [[0, 3, 0]]
 
 
+def test_row_that_a_condition_does_not_replace_is_packed():
+    replaced = np.ones((1, 4, 2), bool)
+    replaced[0, 2, 1] = False
+    bias = bias_of([[1, 0, 0, 0]])
+    assert live([bias, replaced], [0, REPLACED], 1, 4)[0].tolist() == [[0, 3, 0]]
+
+
 def test_first_row_is_packed_where_it_is_read():
     assert live([bias_of([[0, 0, 1]])], [0], 1, 3, first=1)[0].tolist() == [[0, 3, 0]]
 
@@ -127,6 +135,15 @@ def test_unpacked_rows_are_where_they_were_and_others_are_0(axes):
     np.testing.assert_array_equal(rows[2], packed[2:6])
     assert not rows[0, [0, 3]].any()
     assert not rows[1].any()
+
+
+@pytest.mark.parametrize("number", [-np.inf, True, 7])
+def test_other_rows_hold_the_number_that_is_named(number):
+    x = np.zeros((1, 8, 2), np.array(number).dtype)
+    attrs = {"dims": [1, 3, 2], "samples": 0, "rows": 1, "number": number}
+    ranges = np.array([[0, 1, 0]])
+    (y,) = expected(node_of(UNPACK_ROWS, [x, ranges], (), 1, **attrs), [x, ranges])
+    assert y[0].tolist() == [[0, 0], [number] * 2, [number] * 2]
 
 
 def test_packed_attention_is_attention_within_each_sample():

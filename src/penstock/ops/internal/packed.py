@@ -16,14 +16,15 @@ guards, which determine the live rows, on which results depend:
 - a bias of attention scores, [batch or 1, heads or 1, rows or 1, rows or 1]: a row is live if some
   row sees it. Biases of the same attention have the same number in ``groups``;
 - a factor of rows, [batch or 1, rows, ...]: a row is live unless it is multiplied by 0. Its number
-  in ``groups`` is ``FACTOR``;
+  in ``groups`` is ``FACTOR``. If it is ``REPLACED``, a row is live unless all elements are true,
+  so that other numbers replace its own;
 - an index of rows that are read: flat indices (``INDEX``), or pairs [..., 2] of sample and row
   (``PAIRS``).
 
 With ``first``, the first row of each sample is live. All rows of a sample are live if a live row
 sees none of them: its result then depends on the values of the mask.
 
-UnpackRows is the inverse of packing, with zeros in the other rows. PackedAttention is Attention
+UnpackRows is the inverse of packing, with one number, mostly 0, in the other rows. PackedAttention is Attention
 within each sample, with the biases of the padded batch.
 """
 
@@ -43,7 +44,7 @@ from penstock.ops.internal.attention import ATTENTION, attend
 LOWEST = -9e3
 """score biases up to this value mask a row: exporters use -10000 or the lowest float"""
 
-FACTOR, INDEX, PAIRS = -1, -2, -3  # special numbers in ``groups``
+FACTOR, INDEX, PAIRS, REPLACED = -1, -2, -3, -4  # special numbers in ``groups``
 _LEAST_STEP = 3  # T is a multiple of 8, and of a power of two between T / 32 and T / 16
 
 
@@ -53,7 +54,7 @@ def _infer_live(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         shape = rules.tensor(types, i).shape
         if group >= 0:
             rules.check_broadcasts("bias", shape, (batch, None, rows, rows))
-        elif group == FACTOR and shape is not None:
+        elif group in (FACTOR, REPLACED) and shape is not None:
             rules.check_broadcasts("factor", shape[:2], (batch, rows))
         elif group == PAIRS:
             rules.check_shape("pairs", shape and shape[-1:], (2,))
@@ -81,9 +82,9 @@ def _compile_live(node: Node, types: Types) -> Kernel:
                 seen = _seen(own)
                 live |= seen.any((1, 2))
                 blind |= np.any(~np.any(seen, axis=3), axis=1)
-            elif group == FACTOR:
+            elif group in (FACTOR, REPLACED):
                 for x in own:
-                    live |= (x != 0).any(tuple(range(2, x.ndim)))
+                    live |= ((x != 0) == (group == FACTOR)).any(tuple(range(2, x.ndim)))
             else:
                 for x in own:
                     _note_read(live, x if group == PAIRS else np.divmod(x, rows))
@@ -132,8 +133,10 @@ def _infer_unpack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def _compile_unpack(node: Node, types: Types) -> Kernel:
     dims, axes = tuple(node.attrs["dims"]), (node.attrs["samples"], node.attrs["rows"])
 
+    number = node.attrs.get("number", 0)
+
     def into(x: np.ndarray, ranges: np.ndarray, out: np.ndarray) -> None:
-        out.fill(0)
+        out.fill(number)
         # Move the axes of samples and rows to the front; the other axes are few and short.
         to, packed = np.moveaxis(out, axes, (0, 1)), np.moveaxis(x, axes, (0, 1))[0]
         for sample, (start, count, before) in zip(to, ranges.tolist(), strict=True):
@@ -149,7 +152,8 @@ def _compile_unpack(node: Node, types: Types) -> Kernel:
 
 UNPACK_ROWS = Op("UnpackRows", "penstock", 1, 1, _infer_unpack, _compile_unpack, moves=True)
 """Inputs: packed rows, and ``ranges``. Attributes: ``dims``, the unpacked shape, and its axes
-``samples`` and ``rows``, whose packed dims are 1 and T."""
+``samples`` and ``rows``, whose packed dims are 1 and T; ``number``, by default 0, which the
+other rows hold."""
 
 
 def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -32,7 +32,7 @@ def packing_of(graph: Graph, context: PassContext) -> RowPacking:
     lift_all_heads(graph)
     # Fuse attention whatever it costs: the omitted rows save more.
     RecognizeAttention(always=True).run(graph, context)
-    return RowPacking(graph)
+    return RowPacking(graph, context.numerics.reproducible)
 
 
 def lift_all_heads(graph: Graph) -> None:

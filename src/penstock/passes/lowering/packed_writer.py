@@ -10,7 +10,7 @@ import numpy as np
 from penstock.analysis.type_inference import node_types
 from penstock.core.records import dataclass, field
 from penstock.ir.graph import Node, Value, all_reads
-from penstock.ir.op import Attrs, Op
+from penstock.ir.op import AttrDict, Attrs, Op
 from penstock.ops.internal.packed import LIVE_ROWS, PACKED_ATTENTION, UNPACK_ROWS
 from penstock.ops.registry import standard
 from penstock.passes.lowering.row_packing import RowPacking
@@ -180,7 +180,9 @@ class PackedWriter:
             packed = self._moved(node, packed, "Reshape", shape)
             result = Value(f"{value.name}/padded")
         samples = next(at for at, (name, _) in enumerate(parts) if name == SAMPLES)
-        attrs = {"dims": sizes, "samples": samples, "rows": rows}
+        attrs: AttrDict = {"dims": sizes, "samples": samples, "rows": rows}
+        if value in packing.known:
+            attrs["number"] = packing.known[value].number.item()
         self._add(node, UNPACK_ROWS, [packed, self.ranges], [result], attrs)
         if result is not value:
             target = Value("packed/dims", const=np.array(dims))

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from math import prod
 
+import numpy as np
+
 from penstock.core.errors import RowsStay
-from penstock.core.records import cached_property
+from penstock.core.records import NamedTuple, cached_property
 from penstock.core.types import is_static
 from penstock.ir.graph import Graph, Node, Readers, Value, all_reads, readers_of
 from penstock.ops.common.shape_rules import normalize_axes
 from penstock.ops.internal.attention import ATTENTION
-from penstock.ops.internal.packed import FACTOR, INDEX, LOWEST, PAIRS
+from penstock.ops.internal.packed import FACTOR, INDEX, LOWEST, PAIRS, REPLACED
 from penstock.passes.lowering.padded_attention import Padded, given_terms, has_rows, padded_form
 from penstock.passes.lowering.recognize_attention import BiasSum, ScoreTerm
 from penstock.passes.lowering.row_rules import (
@@ -59,11 +61,19 @@ def _stay(node: Node | None, reason: object) -> RowsStay:
     return RowsStay(str(reason) if node is None else f"{node.label} {reason}")
 
 
+class KnownRows(NamedTuple):
+    """The ``number`` that a value holds in its padding rows: all rows but those that ``guards``,
+    keys of ``RowPacking.guards``, make live."""
+
+    guards: tuple[tuple[Value, int], ...]
+    number: np.ndarray
+
+
 class RowPacking:
     """The part of a graph that is computed for packed rows. ``axes``: those of packed values."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, reproducible: bool = False) -> None:
+        self.graph, self.reproducible = graph, reproducible
         self.axes: dict[Value, Axes] = {}
         self.packed: dict[Node, Packed] = {}
         self.padded: dict[Value, Padded] = {}
@@ -75,7 +85,8 @@ class RowPacking:
         self.guards: dict[tuple[Value, int], None] = {}
         """values that determine the live rows, each with its index in the ``groups`` of LiveRows"""
         self.first = False
-        self._factors: dict[Value, Sequence[Value]] = {}  # factors that zero padding rows
+        self.known: dict[Value, KnownRows] = {}
+        """packed values whose elements in padding rows are known"""
         self._why: dict[Node, Stays] = {}
         self._hiding: dict[Node, Sequence[ScoreTerm]] = {}  # the masks of unpacked attention
         self.bias_nodes: list[Node] = []
@@ -215,7 +226,7 @@ class RowPacking:
         """Find nodes to pack: those after attention, and ``wanted`` ones before it, except those
         computed ``whole``. Return the nodes before attention that others read unpacked."""
         state = self.axes, self.padded, self.repacked, self.packed, self.in_place
-        for found in (*state, self._factors, self._why, self._hiding):
+        for found in (*state, self.known, self._why, self._hiding):
             found.clear()
         behind: set[Value] = set()
         for node in self.graph.nodes:
@@ -253,8 +264,8 @@ class RowPacking:
         try:
             self._pack(node)
         except Stays as reason:
-            # A reader of rows zeroed by a mask needs no proof: its input is unchanged.
-            if not self.sums_scores or all(v in self._factors for v in known):
+            # A reader of known padding rows needs no proof: its input is unchanged.
+            if not self.sums_scores or all(v in self.known for v in known):
                 raise
             try:
                 self._keep_in_place(node)
@@ -278,7 +289,7 @@ class RowPacking:
         for value, axes in zip(node.outputs, form.outputs, strict=False):
             if value is not None:
                 self.axes[value] = axes
-        self._note_factors(node)
+        self._note_known(node)
 
     def _check_gathered(self, value: Value, axes: Axes) -> None:
         """Raise ``Stays`` for a value whose rows cannot be gathered by index."""
@@ -345,20 +356,55 @@ class RowPacking:
 
     # Nodes that may read padded rows.
 
-    def _note_factors(self, node: Node) -> None:
-        """Record the factors that zero the padding rows of ``node``'s results."""
-        y, inputs = node.outputs[0], [v for v in node.inputs if v is not None]
-        known = [self._factors[v] for v in inputs if v in self._factors]
-        name = node.op.full_name
-        if name == "Mul" and y is not None:
-            masks = [x for x in inputs if self._is_mask(x, self.axes[y])]
-            known = [masks[:1]] if masks else known
-        if y is None or not known:
+    def _note_known(self, node: Node) -> None:
+        """Record the elements of ``node``'s result in padding rows, if they are known."""
+        y, repeats_rows = node.outputs[0], node.op.view or node.op.full_name == "Expand"
+        computes = node.op.elementwise or node.op.name.startswith("Reduce")
+        if y is None or not (computes or repeats_rows):
             return
-        if name == "Mul" or node.op.view or name in ("Cast", "Neg"):
-            self._factors[y] = known[0]
-        elif name in ("Add", "Sub") and len(known) == len(inputs):
-            self._factors[y] = [factor for own in known for factor in own]
+        inputs = [v for v in node.inputs if v is not None]
+        known = [self.known[v] for v in inputs if v in self.known]
+        masks = [v for v in inputs if self._is_mask(v, self.axes[y])]
+        zeros = [x for x in known if not x.number]
+        finite = all(np.isfinite(x.number) for x in known)
+        if node.op.full_name == "Mul" and (masks or zeros) and finite:
+            guards = zeros[0].guards if not masks else ((masks[0], FACTOR),)
+            self.known[y] = KnownRows(guards, np.zeros((), y.dtype))
+        elif node.op.full_name == "Where" and masks == inputs[:1]:
+            # The mask selects a number instead of the other operand, a row.
+            for number, group in ((inputs[1], REPLACED), (inputs[2], FACTOR)):
+                const = number.const
+                if const is not None and const.size == 1 and const.dtype.kind in "biuf":
+                    self.known[y] = KnownRows(((masks[0], group),), const.reshape(()))
+        elif known and repeats_rows:
+            self.known[y] = known[0]
+        elif known:
+            self._note_computed(node, y, known)
+
+    def _note_computed(self, node: Node, y: Value, known: Sequence[KnownRows]) -> None:
+        """Record the elements of a result, if those of all operands are known."""
+        from penstock.analysis.interpreter import evaluate
+        from penstock.ops.exactness import is_exact
+
+        # Padding rows must have the same bits in batches that are not packed.
+        if self.reproducible and not is_exact(node, [y.type]):
+            return
+        reduces = not node.op.elementwise
+        numbers: list[np.ndarray | None] = []
+        for value in node.inputs:
+            own = None if value is None else self.known.get(value)
+            const = None if value is None else value.const
+            if own is not None and value is not None:
+                sizes = [prod(n for name, n in axis if not name) for axis in self.axes[value]]
+                numbers.append(np.full(sizes, own.number) if reduces else own.number)
+            elif value is None or (const is not None and (const.size == 1 or reduces)):
+                numbers.append(const if const is None or reduces else const.reshape(()))
+            else:
+                return
+        result = np.asarray(evaluate(node, numbers)[0])
+        if result.size:
+            guards = tuple([guard for own in known for guard in own.guards])
+            self.known[y] = KnownRows(guards, result.reshape(-1)[0])
 
     def _is_mask(self, factor: Value, axes: Axes) -> bool:
         """Whether a factor is computed at run time, with an element per row at least."""
@@ -370,8 +416,8 @@ class RowPacking:
     def _check_reader(self, value: Value, reader: Node | None, anything: bool) -> None:
         """Raise ``RowsStay`` if a reader of a packed value uses its padding rows."""
         index = None if reader is None or value in self.padded else self._index(reader, value)
-        if value in self._factors:
-            self.guards.update({(factor, FACTOR): None for factor in self._factors[value]})
+        if value in self.known:
+            self.guards.update(dict.fromkeys(self.known[value].guards))
         elif index is not None and reader is not None:
             self.guards[index, PAIRS if reader.op.full_name == "GatherND" else INDEX] = None
         elif value in self.padded and reader is None:

@@ -149,7 +149,11 @@ def in_order(node: Node, value: Value, output: Value) -> bool:
     index, before, after = node.const(1), value.type, output.type
     if not isinstance(before, TensorType) or not isinstance(after, TensorType) or index is None:
         return False
-    if not index.size or not (before.static and after.static) or math.prod(before.dims) != math.prod(after.dims):
+    if (
+        not index.size
+        or not (before.static and after.static)
+        or math.prod(before.dims) != math.prod(after.dims)
+    ):
         return False
     dims, name = before.dims, node.op.full_name
     if name == "Gather":
