@@ -90,6 +90,15 @@ def test_row_that_a_factor_keeps_is_packed():
     assert live([bias, factor], [0, FACTOR], 1, 4)[0].tolist() == [[0, 3, 0]]
 
 
+@pytest.mark.parametrize(("low", "rows"), [(LOW, [1, 2, 0]), (-np.inf, [0, 3, 0])])
+def test_sample_with_a_row_that_is_not_a_number_times_0_is_packed_whole(low, rows):
+    causal = np.tril(np.ones((3, 3)))
+    bias = np.where(causal * [0, 1, 1], 0, low).astype(np.float32)[None, None]
+    factor = np.array([[[0], [1], [1]]], np.float32)
+    assert live([bias], [0], 1, 3)[0].tolist() == [[1, 2, 0]]
+    assert live([bias, factor], [0, FACTOR], 1, 3)[0].tolist() == [rows]
+
+
 def test_row_that_a_condition_does_not_replace_is_packed():
     replaced = np.ones((1, 4, 2), bool)
     replaced[0, 2, 1] = False

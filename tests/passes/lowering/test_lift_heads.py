@@ -90,3 +90,32 @@ def test_values_that_are_read_otherwise_are_still_there() -> None:
     lift_heads(model.graph)
     for got, want in zip(answers(model), wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
+
+
+ROWS_FIRST = """g (float[7, {batch}, 12] q, float[9, {batch}, 12] k, float[9, {batch}, 12] v, float[{merged}, 7, 9] bias)
+    => (float[7, {batch}, 12] y) <int64[3] of_q = {{7, {merged}, 4}}, int64[3] of_k = {{9, {merged}, 4}},
+    int64[3] of_y = {{7, {batch}, 12}}> {{
+    q1 = Reshape (q, of_q) k1 = Reshape (k, of_k) v1 = Reshape (v, of_k)
+    q3 = Transpose <perm = [1, 0, 2]> (q1) kt = Transpose <perm = [1, 2, 0]> (k1)
+    v3 = Transpose <perm = [1, 0, 2]> (v1) s = MatMul (q3, kt) b = Add (s, bias)
+    w3 = Softmax <axis = -1> (b) y3 = MatMul (w3, v3) y1 = Transpose <perm = [1, 0, 2]> (y3)
+    y = Reshape (y1, of_y) }}"""
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_rows_before_samples_and_heads_are_split_too(batch: int) -> None:
+    text = ROWS_FIRST.format(batch=batch, merged=3 * batch)
+    model = ps.load(model_from_text(text, opset=19))
+    infer_types(model.graph)
+    wanted = answers(model)
+    lift_heads(model.graph, batch)
+    assert ranks(model.graph, "MatMul") == [4, 4]
+    assert ranks(model.graph, "Softmax") == [4]
+    np.testing.assert_allclose(answers(model)[0], wanted[0], rtol=0, atol=1e-6)
+
+
+def test_axis_that_is_no_multiple_of_the_samples_stays() -> None:
+    model = ps.load(model_from_text(ROWS_FIRST.format(batch=1, merged=3), opset=19))
+    infer_types(model.graph)
+    lift_heads(model.graph, 2)
+    assert ranks(model.graph, "MatMul") == [3, 3]

@@ -10,6 +10,9 @@ import onnxruntime
 import pytest
 
 import penstock as ps
+from penstock.build import GraphBuilder
+from penstock.compiler.padding import check_batch
+from penstock.core.errors import RowsStay
 from tests.support.onnx_text import model_from_text
 
 BATCH, ROWS, HEADS, SIZE = 3, 40, 2, 4
@@ -210,3 +213,31 @@ def test_outputs_with_all_rows_have_0_in_those_left_out_where_the_caller_reads_n
     session, feeds = packed(model, dead_rows="any"), feeds_of()
     (y,) = session.run(feeds).values()
     assert not y[feeds["mask"] == 0].any()
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_encoders_of_different_lengths_in_one_graph_are_each_packed(masked):
+    b, rng = GraphBuilder(), np.random.default_rng(0)
+    table = rng.normal(size=(10, WIDTH)).astype(np.float32)
+    feeds = {}
+    for name, rows in (("a", ROWS), ("b", ROWS // 2)):
+        ids, mask = (b.input(f"{name}_{x}", np.int64, [BATCH, rows]) for x in ("ids", "mask"))
+        x = b.op("Unsqueeze", b.op("Gather", table, ids), np.array([1]))
+        kept = b.op("Cast", mask, to=1)
+        bias = b.op("Unsqueeze", (1 - kept) * -10000.0, np.array([1, 2]))
+        scores = x @ b.op("Transpose", x, perm=[0, 1, 3, 2]) * 0.25
+        scores = scores + bias if masked or name == "a" else scores
+        y = b.op("Squeeze", b.op("Softmax", scores) @ x, np.array([1]))
+        factor = b.op("Unsqueeze", kept, np.array([2]))
+        b.output(name, b.op("ReduceSum", y * factor, np.array([1]), keepdims=0))
+        lengths = np.array([rows, 3, 11])[:, None]
+        feeds[f"{name}_mask"] = (np.arange(rows) < lengths).astype(np.int64)
+        feeds[f"{name}_ids"] = rng.integers(0, 10, (BATCH, rows))
+    session = ps.compile(b.model(), cache=False)
+    want = ps.compile(b.model(), cache=False, executor="interpret").run(feeds)
+    for name, got in session.run(feeds).items():
+        np.testing.assert_allclose(got, want[name], rtol=1e-5, atol=1e-5)
+    assert operations(session)["LiveRows"] == 1 + masked
+    with pytest.raises(RowsStay, match="another batch size or number of rows"):
+        main = session._subgraphs.main
+        check_batch(session._compiler, main, [feeds[name] for name in main.names])

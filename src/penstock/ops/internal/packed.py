@@ -22,10 +22,11 @@ guards, which determine the live rows, on which results depend:
   (``PAIRS``).
 
 With ``first``, the first row of each sample is live. All rows of a sample are live if a live row
-sees none of them: its result then depends on the values of the mask.
+sees none of them: its result then depends on the values of the mask; or if a row that a factor
+multiplies by 0 is NaN, since all its biases are infinite.
 
-UnpackRows is the inverse of packing, with one number, mostly 0, in the other rows. PackedAttention is Attention
-within each sample, with the biases of the padded batch.
+UnpackRows is the inverse of packing, with one number, mostly 0, in the other rows. PackedAttention
+is Attention within each sample, with the biases of the padded batch.
 """
 
 from __future__ import annotations
@@ -61,12 +62,13 @@ def _infer_live(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return TensorType(INT64, (batch, 3)), TensorType(INT64, (None,)), TensorType(INT64, (None,))
 
 
-def _seen(biases: Sequence[np.ndarray]) -> np.ndarray:
-    """Return which rows each row of a head sees, from the 4-D biases of one attention."""
+def _seen(biases: Sequence[np.ndarray], lowest: float = LOWEST) -> np.ndarray:
+    """Return which rows each row of a head sees, from the 4-D biases of one attention: those whose
+    biases are all above ``lowest``."""
     seen: np.ndarray = np.ones((1, 1, 1, 1), np.bool_)
     for bias in biases:
         # Negated, so that NaN counts as visible: it makes the scores of its row NaN.
-        seen = seen & ~(bias.reshape((1,) * (4 - bias.ndim) + bias.shape) <= LOWEST)
+        seen = seen & ~(bias.reshape((1,) * (4 - bias.ndim) + bias.shape) <= lowest)
     return seen
 
 
@@ -76,12 +78,16 @@ def _compile_live(node: Node, types: Types) -> Kernel:
 
     def function(*guards: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         live, blind = np.zeros((batch, rows), np.bool_), np.zeros((batch, rows), np.bool_)
+        nan = np.zeros(batch, np.bool_)
         for group in sorted({*groups}):
             own = [x for x, of in zip(guards, groups, strict=True) if of == group]
             if group >= 0:
                 seen = _seen(own)
                 live |= seen.any((1, 2))
                 blind |= np.any(~np.any(seen, axis=3), axis=1)
+                # Results of a row with infinite biases alone are NaN, and so are those times 0.
+                if FACTOR in groups and blind.any():
+                    nan |= np.any(~np.any(_seen(own, -np.inf), axis=3), axis=(1, 2))
             elif group in (FACTOR, REPLACED):
                 for x in own:
                     live |= ((x != 0) == (group == FACTOR)).any(tuple(range(2, x.ndim)))
@@ -93,7 +99,7 @@ def _compile_live(node: Node, types: Types) -> Kernel:
         start, end = live.argmax(1), rows - live[:, ::-1].argmax(1)
         places = np.arange(rows)
         within = (places >= start[:, None]) & (places < end[:, None])
-        whole = ~live.any(1) | (blind & within).any(1)
+        whole = nan | ~live.any(1) | (blind & within).any(1)
         start[whole], end[whole] = 0, rows
         count = end - start
         before = np.cumsum(count) - count

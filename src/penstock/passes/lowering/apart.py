@@ -24,7 +24,7 @@ from penstock.core.types import is_static
 from penstock.ir.graph import Graph, Node, Value, all_reads
 from penstock.ops.common.shape_rules import normalize_axes
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.passes.lowering.pack_rows import packing_of
+from penstock.passes.lowering.pack_rows import packings_of
 from penstock.passes.lowering.row_packing import RowPacking
 from penstock.passes.lowering.row_rules import (
     ROWS,
@@ -55,7 +55,12 @@ class ProveApart(Pass):
     invalidates = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        packing = packing_of(graph, context)
+        packing, *others = packings_of(graph, context)
+        if others:
+            node = others[0].attention or others[0].scores
+            raise RowsStay(
+                f"{node[0].label} has another batch size or number of rows than other attention"
+            )
         packing.find(anything=True)
         if context.numerics.reproducible:
             packing.refuse_all_rows()

@@ -7,6 +7,11 @@ Some exporters merge samples and heads into one axis, so that matrix products ha
     s3 = MatMul(q3, Transpose(Reshape(k, ...))) + b     s = MatMul(q, Transpose(k)) + Unsqueeze(b)
     s  = Reshape(s3, [1, heads, rows, positions])    ->
     w  = Softmax(s + mask)                              w = Softmax(s + mask)
+
+Others have the axis of rows first, and merge samples and heads behind it::
+
+    q3 = Transpose(Reshape(q, [rows, heads, size]), [1, 0, 2])
+    y  = Reshape(Transpose(y3, [1, 0, 2]), [rows, heads * size])
 """
 
 from __future__ import annotations
@@ -37,12 +42,14 @@ def lift_heads(graph: Graph, samples: int = 1) -> None:
 
 
 class _Lifting:
-    """``lifted`` maps rank-3 values to rank-4 forms, ``replaced`` rank-4 values to equal ones."""
+    """``lifted`` maps rank-3 values to rank-4 forms, ``replaced`` rank-4 values to equal ones.
+    ``turned`` maps values [rows, samples * heads, size] to lifted ones whose axes they exchange."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
         self.lifted: dict[Value, Value] = {}
         self.replaced: dict[Value, Value] = {}
+        self.turned: dict[Value, Value] = {}
 
     def written(self, node: Node) -> Sequence[Node]:
         """Return the node, which now reads replaced values, and the nodes that compute its rank-4
@@ -58,6 +65,16 @@ class _Lifting:
         if node.op.view and x in self.lifted and dims == _dims(self.lifted[x]):
             self.replaced[y] = self.lifted[x]
             return [node]
+        perm = [*node.attrs.get("perm", ())] if node.op.full_name == "Transpose" else []
+        if perm[:1] == [1] and len(dims) == 3:
+            return self._turn(node, x, y, perm)
+        if node.op.full_name in ("Flatten", "Reshape") and x in self.turned:
+            four = self.turned[x]
+            lead, rows, size = _dims(four)[:2], *_dims(four)[2:]
+            whole = Value(f"{x.name}{LIFTED}", TensorType(x.dtype, (rows, *lead, size)))
+            turn = node.derived([four], [whole], {"perm": [2, 0, 1, 3]}, op=standard("Transpose"))
+            target = Value("dims", const=np.array(dims))
+            return [turn, node.derived([whole, target], [y], {}, op=standard("Reshape"))]
         if len(dims) != 3 or self.lifted.keys().isdisjoint(node.inputs):
             return [node]
         attrs, lead = _attrs_of_four(node), self._lead(node, dims)
@@ -69,6 +86,27 @@ class _Lifting:
         whole = TensorType(y.dtype, (*lead, *dims[1:]))
         self.lifted[y] = result = Value(f"{y.name}{LIFTED}", whole)
         return [node, *others, node.derived(inputs, [result], attrs)]
+
+    def _turn(self, node: Node, x: Value, y: Value, perm: list[int]) -> Sequence[Node]:
+        """Return a Transpose that moves the merged axis to the front or, for lifted values, from
+        there, with the nodes that compute its rank-4 result."""
+        before, source = _dims(x), x.producer
+        if x in self.lifted:
+            if perm == [1, 0, 2]:
+                self.turned[y] = self.lifted[x]
+            return [node]
+        is_reshaped = source is not None and source.op.full_name == "Reshape"
+        heads, rest = divmod(before[1], self._samples)
+        if not is_reshaped or rest or not heads:
+            return [node]
+        four = before[0], self._samples, heads, before[2]
+        whole = Value(f"{x.name}{LIFTED}", TensorType(x.dtype, four))
+        target = Value("dims", const=np.array(four))
+        split = node.derived([x, target], [whole], {}, op=standard("Reshape"))
+        order = [1, 2, *[(0, 0, 3)[axis] for axis in perm[1:]]]
+        result = Value(f"{y.name}{LIFTED}", TensorType(y.dtype, tuple([four[i] for i in order])))
+        self.lifted[y] = result
+        return [node, split, node.derived([whole], [result], {"perm": order})]
 
     def _lead(self, node: Node, dims: tuple[int, ...]) -> tuple[int, ...] | None:
         """Return a result's dims of samples and heads; None if its operands disagree."""

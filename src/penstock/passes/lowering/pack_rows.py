@@ -18,21 +18,26 @@ rows, unpacked, if the proof holds for its scores, and its result is packed agai
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from penstock.core.errors import RowsStay
 from penstock.ir.graph import Graph
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.lift_heads import lift_heads
 from penstock.passes.lowering.packed_writer import PackedWriter
 from penstock.passes.lowering.recognize_attention import RecognizeAttention
-from penstock.passes.lowering.row_packing import RowPacking
+from penstock.passes.lowering.row_packing import RowPacking, sizes_of
 
 
-def packing_of(graph: Graph, context: PassContext) -> RowPacking:
-    """Return the row packing of a graph, in which attention is fused wherever possible."""
+def packings_of(graph: Graph, context: PassContext) -> Iterator[RowPacking]:
+    """Yield a row packing for each number of rows in a graph, such as those of two encoders, in
+    which attention is fused wherever possible. Raises ``RowsStay`` if there is no attention."""
     lift_all_heads(graph)
     # Fuse attention whatever it costs: the omitted rows save more.
     RecognizeAttention(always=True).run(graph, context)
-    return RowPacking(graph, context.numerics.reproducible)
+    for sizes in sizes_of(graph):
+        yield RowPacking(graph, sizes, reproducible=context.numerics.reproducible)
 
 
 def lift_all_heads(graph: Graph) -> None:
@@ -54,10 +59,18 @@ class PackRows(Pass):
         self.which = which
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        packing = packing_of(graph, context)
-        packing.find(self.which == "any")
-        if context.numerics.reproducible:
-            packing.refuse_all_rows()
-        PackedWriter(packing).write()
+        reasons: list[RowsStay] = []
+        count = 0
+        for count, packing in enumerate(packings_of(graph, context), 1):
+            try:
+                packing.find(self.which == "any")
+                if context.numerics.reproducible:
+                    packing.refuse_all_rows()
+            except RowsStay as reason:
+                reasons.append(reason)
+            else:
+                PackedWriter(packing).write()
+        if len(reasons) == count:
+            raise reasons[0]
         prune(graph)
         return True

@@ -46,7 +46,8 @@ class PackedWriter:
             else:
                 self.nodes.append(node)
         names = "ranges", "rows", "positions"
-        self.ranges, self.rows, self.positions = [Value(f"packed/{name}") for name in names]
+        of = f"{packing.batch}x{packing.rows}"  # apart from those of other encoders in the graph
+        self.ranges, self.rows, self.positions = [Value(f"packed/{of}/{name}") for name in names]
         sizes = {"batch": packing.batch, "rows": packing.rows, "first": int(packing.first)}
         attrs = {**sizes, "groups": [group for _, group in packing.guards]}
         guards, found = [v for v, _ in packing.guards], [self.ranges, self.rows, self.positions]

@@ -40,11 +40,32 @@ def _may_hide(bias: Value) -> bool:
     return bias.const is None or not bool((bias.const > LOWEST).all())
 
 
-def _is_softmax_of_scores(node: Node) -> bool:
-    """Whether a node is a Softmax of scores [samples, heads, rows, rows]."""
-    x = node.inputs[0] if node.op.full_name == "Softmax" else None
+def _sizes(node: Node) -> tuple[int, int] | None:
+    """Return the numbers of samples and rows of attention, or of a Softmax of its scores [samples,
+    heads, rows, rows]; None for other nodes, and for attention to other rows than the queries'."""
+    if node.op is not ATTENTION and node.op.full_name != "Softmax":
+        return None
+    x, values = node.inputs[0], node.input(2)
     dims = x.dims if x is not None and is_static(x.type) else ()
-    return len(dims) == 4 and dims[2] == dims[3] > 1
+    if node.op is ATTENTION:
+        dims = (*dims[:3], *static_dims(values)[2:3])
+    return (dims[0], dims[2]) if len(dims) == 4 and dims[2] == dims[3] > 1 else None
+
+
+def sizes_of(graph: Graph) -> list[tuple[int, int]]:
+    """Return the numbers of samples and rows of all attention of a graph, the largest first. Raises
+    ``RowsStay`` if it has none."""
+    nodes = [] if any(inner is not graph for inner in graph.graphs()) else graph.nodes
+    sizes = {_sizes(node) for node in nodes} - {None}
+    if not sizes:
+        odd = next((node for node in nodes if node.op is ATTENTION), None)
+        raise _stay(
+            odd,
+            "has queries that are not [batch, heads, rows, size] with the rows of its keys"
+            if odd is not None
+            else "the graph has no attention, or has control flow",
+        )
+    return sorted([own for own in sizes if own is not None], key=prod, reverse=True)
 
 
 def _adds(node: Node) -> bool:
@@ -72,8 +93,9 @@ class KnownRows(NamedTuple):
 class RowPacking:
     """The part of a graph that is computed for packed rows. ``axes``: those of packed values."""
 
-    def __init__(self, graph: Graph, reproducible: bool = False) -> None:
+    def __init__(self, graph: Graph, sizes: tuple[int, int], *, reproducible: bool = False) -> None:
         self.graph, self.reproducible = graph, reproducible
+        self.batch, self.rows = sizes
         self.axes: dict[Value, Axes] = {}
         self.packed: dict[Node, Packed] = {}
         self.padded: dict[Value, Padded] = {}
@@ -91,14 +113,9 @@ class RowPacking:
         self._hiding: dict[Node, Sequence[ScoreTerm]] = {}  # the masks of unpacked attention
         self.bias_nodes: list[Node] = []
         """nodes that sum the biases of such attention"""
-        self.attention = [node for node in graph.nodes if node.op is ATTENTION]
-        scores = [node for node in graph.nodes if _is_softmax_of_scores(node)]
-        if not (self.attention or scores) or any(inner is not graph for inner in graph.graphs()):
-            raise _stay(None, "the graph has no attention, or has control flow")
-        sizes = [static_dims(node.inputs[0]) for node in scores]
-        self.batch, self.rows = self._sizes() if self.attention else sizes[0][::3]
-        found = zip(scores, sizes, strict=True)
-        self.scores = [node for node, dims in found if dims[::3] == (self.batch, self.rows)]
+        own = [node for node in graph.nodes if _sizes(node) == sizes]
+        self.attention = [node for node in own if node.op is ATTENTION]
+        self.scores = [node for node in own if node.op is not ATTENTION]
         """each Softmax of masked scores in unfused attention"""
         self.terms: set[Value] = set()
         """masks: biases of scores, and conditions"""
@@ -121,24 +138,6 @@ class RowPacking:
     def row(self) -> Axis:
         """The axis of all rows of a sample."""
         return ((ROWS, self.rows),)
-
-    def _sizes(self) -> tuple[int, int]:
-        """The numbers of samples and of rows."""
-        sizes = set()
-        for node in self.attention:
-            q, v = static_dims(node.inputs[0]), static_dims(node.inputs[2])
-            if len(q) != 4 or q[2] != v[2] or q[2] < 2:
-                raise _stay(
-                    node,
-                    "has queries that are not [batch, heads, rows, size] with the rows of its keys",
-                )
-            sizes.add((q[0], q[2]))
-        if len(sizes) > 1:
-            raise _stay(
-                self.attention[-1],
-                "has another batch size or number of rows than earlier attention",
-            )
-        return sizes.pop()
 
     def find(self, anything: bool) -> None:
         """Find the nodes that are computed for packed rows. Raise ``RowsStay`` if anything reads

@@ -587,10 +587,14 @@ def _of_recurrence(node: Node, inputs: _Inputs) -> Packed:
 def _of_attention(node: Node, inputs: _Inputs) -> Packed:
     q, k, v = inputs[:3]
     keys = 3 if node.attrs.get("keys_last", 0) else 2
-    rows = [axes[at] if axes else () for axes, at in ((q, 2), (k, keys), (v, 2))]
-    if q is None or k is None or v is None or axis_names([q[2]]) != [ROWS]:
+    known = [axes for axes in (q, k, v) if axes is not None and len(axes) == 4]
+    rows = [axes[at] for axes, at in zip(known, (2, keys, 2), strict=False)]
+    if len(known) < 3 or axis_names(rows[:1]) != [ROWS]:
         raise Stays("has queries, keys or values whose axis of rows is unknown")
-    samples = {q[0], k[0], v[0]}
-    if {*rows} != {q[2]} or samples not in ({()}, {((SAMPLES, static_dims(node.inputs[0])[0]),)}):
+    samples = {axes[0] for axes in known}
+    if {*rows} != {rows[0]} or samples not in (
+        {()},
+        {((SAMPLES, static_dims(node.inputs[0])[0]),)},
+    ):
         raise Stays("has keys or values whose samples and rows differ from those of its queries")
-    return Packed([(*q[:3], v[3])], inputs[:3], "PackedAttention")
+    return Packed([(*known[0][:3], known[2][3])], inputs[:3], "PackedAttention")
