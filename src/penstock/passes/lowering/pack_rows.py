@@ -60,8 +60,8 @@ class PackRows(Pass):
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         reasons: list[RowsStay] = []
-        count = 0
-        for count, packing in enumerate(packings_of(graph, context), 1):
+        changed = False
+        for packing in packings_of(graph, context):
             try:
                 packing.find(self.which == "any")
                 if context.numerics.reproducible:
@@ -70,7 +70,8 @@ class PackRows(Pass):
                 reasons.append(reason)
             else:
                 PackedWriter(packing).write()
-        if len(reasons) == count:
+                changed = True
+        if not changed:
             raise reasons[0]
         prune(graph)
         return True
