@@ -184,6 +184,22 @@ def test_scores_that_a_mask_replaces_are_added_to():
     packed(model_of(EMBED, mask, PARTS, where, WEIGH, MEAN))
 
 
+def test_scores_with_a_lower_bound_are_masked_by_what_was_added():
+    bound = "least = Constant <value_float = -3.0e38> () s1 = Add (s0, bias) s = Max (least, s1)"
+    packed(model_of(EMBED, MASK, PARTS, bound, WEIGH, MEAN))
+
+
+def test_bound_above_the_mask_hides_nothing():
+    bound = "least = Constant <value_float = -5.0> () s1 = Add (s0, bias) s = Max (least, s1)"
+    reason(model_of(EMBED, MASK, PARTS, bound, WEIGH, MEAN))
+
+
+def test_rows_that_a_condition_picks_are_computed():
+    index = "nine = Constant <value_int = 9> () h = Equal (ids, nine) at = NonZero (h)"
+    picked = "pairs = Transpose <perm = [1, 0]> (at) z = GatherND (y, pairs)"
+    packed(model_of(EMBED, MASK, ATTEND, index, picked))
+
+
 def test_rows_of_all_samples_on_one_axis_are_packed():
     dense = "xl = Reshape (x0, lines) g = Gemm (xl, w) x = Reshape (g, square)"
     packed(model_of("x0 = Gather (table, ids)", dense, MASK, ATTEND, MEAN))

@@ -115,7 +115,7 @@ def given_terms(value: Value | None, products: Container[Value]) -> list[Value]:
     if value not in products:
         return [value]
     node = value.producer
-    if node is None or node.op.full_name not in ("Add", "Where", "Cast", "Identity"):
+    if node is None or node.op.full_name not in ("Add", "Where", "Max", "Cast", "Identity"):
         return []
     return [term for x in node.inputs for term in given_terms(x, products)]
 
@@ -196,6 +196,11 @@ def _terms(node: Node, inputs: _Inputs) -> Sequence[ScoreTerm]:
             elif value is not None and _may_hide(value):
                 terms += (ScoreTerm(value),)
         return terms
+    if name == "Max" and len(inputs) == 2:  # with the lowest number, a bound of masked scores
+        for x, other in zip(inputs, node.inputs[::-1], strict=True):
+            bound = None if other is None else other.const
+            if x is not None and bound is not None and (bound <= LOWEST).all():
+                return x.terms
     if name == "Where" and inputs[0] is None:
         condition, yes, no = node.inputs
         for x, number, holds in ((inputs[2], yes, True), (inputs[1], no, False)):

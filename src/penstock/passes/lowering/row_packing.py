@@ -48,7 +48,8 @@ def _sizes(node: Node) -> tuple[int, int] | None:
     x, values = node.inputs[0], node.input(2)
     dims = x.dims if x is not None and is_static(x.type) else ()
     if node.op is ATTENTION:
-        dims = (*dims[:3], *static_dims(values)[2:3])
+        known = values is not None and is_static(values.type)
+        dims = (*dims[:3], *values.dims[2:3]) if values is not None and known else ()
     return (dims[0], dims[2]) if len(dims) == 4 and dims[2] == dims[3] > 1 else None
 
 
@@ -460,4 +461,4 @@ class RowPacking:
             return index if node.attrs.get("axis", 0) in (0, -len(axes)) else None
         by_pairs = node.op.full_name == "GatherND" and not node.attrs.get("batch_dims", 0)
         pairs = by_pairs and axes[:2] == (self.samples, self.row)
-        return index if pairs and static_dims(index)[-1:] == (2,) else None
+        return index if pairs and (index.shape or ())[-1:] == (2,) else None
