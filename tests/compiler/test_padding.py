@@ -54,10 +54,10 @@ def test_graph_that_cannot_be_packed_is_tried_a_few_times():
     session = ps.compile(model_of(EMBED, MASK, ATTEND, mean), cache=False)
     main = session._subgraphs.main
     for _ in range(3):
-        assert not main.stays
+        assert not main.not_packed
         session.run(feeds_of())
-    assert "ReduceMean" in main.stays
-    assert main.stays in session.explain(reasons=True)
+    assert "ReduceMean" in main.not_packed
+    assert main.not_packed in session.explain(reasons=True)
     assert session._masks() == ("mask",)
     assert session.stats.plans_made == 1
 

@@ -67,7 +67,7 @@ class PackedSubgraph(Subgraph):
         assert base is not None  # the executor that runs this subgraph holds it
         self._tries -= 1  # some dims, such as a single row, may fail where others succeed
         if not self._tries:
-            base.stays = str(reason)  # its traceback would keep the graph
+            base.not_packed = str(reason)  # its traceback would keep the graph
         return base
 
 
@@ -88,7 +88,7 @@ def rows_text(compiler: Compiler, subgraph: Subgraph, values: RunValues, packs: 
         return "no rows are left out: " + (
             "no input is a mask" if packs else "nodes run as they are"
         )
-    why = subgraph.stays
+    why = subgraph.not_packed
     if not why:
         try:
             compiler.compile(PackedSubgraph(subgraph, packs), values)

@@ -71,7 +71,7 @@ class Subgraph:
     """which rows that a mask hides are left out, as ``PackRows`` says; empty for none"""
     least_mask = LEAST_MASK
     """elements of a mask below which all rows are computed; 0: rows are left out if any pads"""
-    stays = ""
+    not_packed = ""
     """why all rows are computed although a mask hides some, after several attempts"""
     first: tuple[Any, ...] | None = None
     """the first shapes of its runs, apart from those of saved plans"""
@@ -211,7 +211,7 @@ class Subgraph:
                 return None
             if shape is None:
                 return None
-            if not self.stays and i in self.masks and math.prod(shape) >= self.least_mask:
+            if not self.not_packed and i in self.masks and math.prod(shape) >= self.least_mask:
                 return None  # its contents decide which plan is used
             expected.append((name, dtype, shape))
         return tuple(expected)

@@ -165,7 +165,7 @@ class Subgraphs:
     def packed(self, subgraph: Subgraph, values: RunValues) -> Subgraph:
         """Return the variant that leaves out the rows that a mask among the values hides, or
         ``subgraph`` if no mask does."""
-        if not self.packs or subgraph.stays or not subgraph.masks:
+        if not self.packs or subgraph.not_packed or not subgraph.masks:
             return subgraph
         from penstock.compiler.padding import unpadded
 

@@ -57,9 +57,9 @@ class ProveApart(Pass):
     def run(self, graph: Graph, context: PassContext) -> bool:
         packing, *others = packings_of(graph, context)
         if others:
-            node = others[0].attention or others[0].scores
+            first, *_ = [*others[0].attention, *others[0].scores]
             raise RowsStay(
-                f"{node[0].label} has another batch size or number of rows than other attention"
+                f"{first.label} has another batch size or number of rows than other attention"
             )
         packing.find(anything=True)
         if context.numerics.reproducible:

@@ -69,12 +69,7 @@ class _Lifting:
         if perm[:1] == [1] and len(dims) == 3:
             return self._turn(node, x, y, perm)
         if node.op.full_name in ("Flatten", "Reshape") and x in self.turned:
-            four = self.turned[x]
-            lead, rows, size = _dims(four)[:2], *_dims(four)[2:]
-            whole = Value(f"{x.name}{LIFTED}", TensorType(x.dtype, (rows, *lead, size)))
-            turn = node.derived([four], [whole], {"perm": [2, 0, 1, 3]}, op=standard("Transpose"))
-            target = Value("dims", const=np.array(dims))
-            return [turn, node.derived([whole, target], [y], {}, op=standard("Reshape"))]
+            return self._reshape_turned(node, x, y)
         if len(dims) != 3 or self.lifted.keys().isdisjoint(node.inputs):
             return [node]
         attrs, lead = _attrs_of_four(node), self._lead(node, dims)
@@ -86,6 +81,15 @@ class _Lifting:
         whole = TensorType(y.dtype, (*lead, *dims[1:]))
         self.lifted[y] = result = Value(f"{y.name}{LIFTED}", whole)
         return [node, *others, node.derived(inputs, [result], attrs)]
+
+    def _reshape_turned(self, node: Node, x: Value, y: Value) -> Sequence[Node]:
+        """Return the nodes that reshape a turned value, from the rank-4 value that it came from."""
+        four = self.turned[x]
+        samples, heads, rows, size = _dims(four)
+        whole = Value(f"{x.name}{LIFTED}", TensorType(x.dtype, (rows, samples, heads, size)))
+        turn = node.derived([four], [whole], {"perm": [2, 0, 1, 3]}, op=standard("Transpose"))
+        target = Value("dims", const=np.array(_dims(y)))
+        return [turn, node.derived([whole, target], [y], {}, op=standard("Reshape"))]
 
     def _turn(self, node: Node, x: Value, y: Value, perm: list[int]) -> Sequence[Node]:
         """Return a Transpose that moves the merged axis to the front or, for lifted values, from

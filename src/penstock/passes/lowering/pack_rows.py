@@ -27,7 +27,7 @@ from penstock.passes.dead_code import prune
 from penstock.passes.lowering.lift_heads import lift_heads
 from penstock.passes.lowering.packed_writer import PackedWriter
 from penstock.passes.lowering.recognize_attention import RecognizeAttention
-from penstock.passes.lowering.row_packing import RowPacking, sizes_of
+from penstock.passes.lowering.row_packing import RowPacking, row_sizes
 
 
 def packings_of(graph: Graph, context: PassContext) -> Iterator[RowPacking]:
@@ -36,7 +36,7 @@ def packings_of(graph: Graph, context: PassContext) -> Iterator[RowPacking]:
     lift_all_heads(graph)
     # Fuse attention whatever it costs: the omitted rows save more.
     RecognizeAttention(always=True).run(graph, context)
-    for sizes in sizes_of(graph):
+    for sizes in row_sizes(graph):
         yield RowPacking(graph, sizes, reproducible=context.numerics.reproducible)
 
 

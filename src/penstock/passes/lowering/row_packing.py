@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from math import prod
 
-import numpy as np
-
 from penstock.core.errors import RowsStay
-from penstock.core.records import NamedTuple, cached_property
+from penstock.core.records import cached_property
 from penstock.core.types import is_static
 from penstock.ir.graph import Graph, Node, Readers, Value, all_reads, readers_of
 from penstock.ops.common.shape_rules import normalize_axes
 from penstock.ops.internal.attention import ATTENTION
-from penstock.ops.internal.packed import FACTOR, INDEX, LOWEST, PAIRS, REPLACED
+from penstock.ops.internal.packed import INDEX, LOWEST, PAIRS
+from penstock.passes.lowering.known_rows import KnownRows, known_result
 from penstock.passes.lowering.padded_attention import Padded, given_terms, has_rows, padded_form
 from penstock.passes.lowering.recognize_attention import BiasSum, ScoreTerm
 from penstock.passes.lowering.row_rules import (
@@ -53,7 +52,7 @@ def _sizes(node: Node) -> tuple[int, int] | None:
     return (dims[0], dims[2]) if len(dims) == 4 and dims[2] == dims[3] > 1 else None
 
 
-def sizes_of(graph: Graph) -> list[tuple[int, int]]:
+def row_sizes(graph: Graph) -> list[tuple[int, int]]:
     """Return the numbers of samples and rows of all attention of a graph, the largest first. Raises
     ``RowsStay`` if it has none."""
     nodes = [] if any(inner is not graph for inner in graph.graphs()) else graph.nodes
@@ -81,14 +80,6 @@ def _multiplies(node: Node) -> bool:
 
 def _stay(node: Node | None, reason: object) -> RowsStay:
     return RowsStay(str(reason) if node is None else f"{node.label} {reason}")
-
-
-class KnownRows(NamedTuple):
-    """The ``number`` that a value holds in its padding rows: all rows but those that ``guards``,
-    keys of ``RowPacking.guards``, make live."""
-
-    guards: tuple[tuple[Value, int], ...]
-    number: np.ndarray
 
 
 class RowPacking:
@@ -289,7 +280,18 @@ class RowPacking:
         for value, axes in zip(node.outputs, form.outputs, strict=False):
             if value is not None:
                 self.axes[value] = axes
-        self._note_known(node)
+        y = node.outputs[0]
+        if y is not None:
+            axes = self.axes[y]
+            found = known_result(
+                node,
+                self.axes,
+                self.known,
+                lambda x: self._is_mask(x, axes),
+                exact=self.reproducible,
+            )
+            if found is not None:
+                self.known[y] = found
 
     def _check_gathered(self, value: Value, axes: Axes) -> None:
         """Raise ``Stays`` for a value whose rows cannot be gathered by index."""
@@ -355,56 +357,6 @@ class RowPacking:
         return _stay(first, self._why[first])
 
     # Nodes that may read padded rows.
-
-    def _note_known(self, node: Node) -> None:
-        """Record the elements of ``node``'s result in padding rows, if they are known."""
-        y, repeats_rows = node.outputs[0], node.op.view or node.op.full_name == "Expand"
-        computes = node.op.elementwise or node.op.name.startswith("Reduce")
-        if y is None or not (computes or repeats_rows):
-            return
-        inputs = [v for v in node.inputs if v is not None]
-        known = [self.known[v] for v in inputs if v in self.known]
-        masks = [v for v in inputs if self._is_mask(v, self.axes[y])]
-        zeros = [x for x in known if not x.number]
-        finite = all(np.isfinite(x.number) for x in known)
-        if node.op.full_name == "Mul" and (masks or zeros) and finite:
-            guards = zeros[0].guards if not masks else ((masks[0], FACTOR),)
-            self.known[y] = KnownRows(guards, np.zeros((), y.dtype))
-        elif node.op.full_name == "Where" and masks == inputs[:1]:
-            # The mask selects a number instead of the other operand, a row.
-            for number, group in ((inputs[1], REPLACED), (inputs[2], FACTOR)):
-                const = number.const
-                if const is not None and const.size == 1 and const.dtype.kind in "biuf":
-                    self.known[y] = KnownRows(((masks[0], group),), const.reshape(()))
-        elif known and repeats_rows:
-            self.known[y] = known[0]
-        elif known:
-            self._note_computed(node, y, known)
-
-    def _note_computed(self, node: Node, y: Value, known: Sequence[KnownRows]) -> None:
-        """Record the elements of a result, if those of all operands are known."""
-        from penstock.analysis.interpreter import evaluate
-        from penstock.ops.exactness import is_exact
-
-        # Padding rows must have the same bits in batches that are not packed.
-        if self.reproducible and not is_exact(node, [y.type]):
-            return
-        reduces = not node.op.elementwise
-        numbers: list[np.ndarray | None] = []
-        for value in node.inputs:
-            own = None if value is None else self.known.get(value)
-            const = None if value is None else value.const
-            if own is not None and value is not None:
-                sizes = [prod(n for name, n in axis if not name) for axis in self.axes[value]]
-                numbers.append(np.full(sizes, own.number) if reduces else own.number)
-            elif value is None or (const is not None and (const.size == 1 or reduces)):
-                numbers.append(const if const is None or reduces else const.reshape(()))
-            else:
-                return
-        result = np.asarray(evaluate(node, numbers)[0])
-        if result.size:
-            guards = tuple([guard for own in known for guard in own.guards])
-            self.known[y] = KnownRows(guards, result.reshape(-1)[0])
 
     def _is_mask(self, factor: Value, axes: Axes) -> bool:
         """Whether a factor is computed at run time, with an element per row at least."""

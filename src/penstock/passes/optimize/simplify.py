@@ -143,7 +143,7 @@ def reduction(node: Node, value: Value, output: Value) -> bool:
     return _become_reshape(node, value, after.dims)
 
 
-def in_order(node: Node, value: Value, output: Value) -> bool:
+def whole_gather(node: Node, value: Value, output: Value) -> bool:
     """Replace a Gather of all elements in order by a reshape, and a ScatterND to all of them by one
     of its updates."""
     index, before, after = node.const(1), value.type, output.type
@@ -246,7 +246,7 @@ RULES: dict[str, Visit] = {
     **dict.fromkeys(RESHAPES, reshape),
     **dict.fromkeys(("Add", "Pow", "Sub"), rank_zero),
     **dict.fromkeys(("Div", "Mul"), times),
-    **dict.fromkeys(("Gather", "GatherND", "ScatterND"), in_order),
+    **dict.fromkeys(("Gather", "GatherND", "ScatterND"), whole_gather),
     "Dropout": dropout,
     "Slice": whole_slice,
     "Pad": no_pad,
