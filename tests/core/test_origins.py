@@ -17,7 +17,7 @@ COUNT = LEAST_BYTES // 4
 def data() -> np.ndarray:
     """The bytes of twice as many float32 as an origin needs, read from byte 64 of a file."""
     data = np.zeros(2 * LEAST_BYTES, np.uint8)
-    note_origin(data, "/model", 64)
+    note_origin(data, Origin("/model", 64))
     return data
 
 
@@ -37,13 +37,13 @@ def test_elements_in_another_order_and_copies_have_no_origin(data: np.ndarray) -
 def test_few_bytes_have_no_origin(data: np.ndarray) -> None:
     assert origin_of(data[: LEAST_BYTES - 1]) is None
     few = np.zeros(LEAST_BYTES - 1, np.uint8)
-    note_origin(few, "/model", 0)
+    note_origin(few, Origin("/model", 0))
     assert origin_of(few) is None
 
 
 def test_origin_is_forgotten_with_the_bytes() -> None:
     data = np.zeros(LEAST_BYTES, np.uint8)
-    note_origin(data, "/model", 64)
+    note_origin(data, Origin("/model", 64))
     view, before = data[:], len(origins._ORIGINS)
     del data
     assert origin_of(view) == Origin("/model", 64)  # it keeps them

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import penstock as ps
 from penstock.build import GraphBuilder
 from penstock.core import shared_arrays
+from penstock.core.origins import Origin, note_origin, origin_of
 from penstock.core.shared_arrays import held_once, let_pages_go
 from penstock.ops.common import constant_cache
 
@@ -70,6 +71,31 @@ def test_kept_session_reads_its_own_file_where_another_had_equal_weights(tmp_pat
             np.testing.assert_array_equal(session.run(feeds)["of_w"], weights(9)[3:4])
         save(first, b=weights(10), w=weights(9)) if beside else None
     assert session.stats.plans_opened == 1
+
+
+def test_array_from_elsewhere_is_a_view_with_its_own_origin():
+    first, second, third = weights(11), weights(11), weights(11)
+    note_origin(first, Origin("/a", 64))
+    note_origin(second, Origin("/b", 0))
+    kept = [held_once(array) for array in (first, second, third)]
+    assert [origin_of(array) for array in kept] == [Origin("/a", 64), Origin("/b", 0), None]
+    assert {array.ctypes.data for array in kept} == {first.ctypes.data}
+    assert held_once(weights(11)) is kept[2]
+
+
+def test_sessions_share_the_tables_of_a_model_however_it_is_loaded(tmp_path):
+    path = tmp_path / "model.onnx"
+    save(path, w=weights(12))
+    sessions = [ps.compile(x, cache=False) for x in (path, path.read_bytes(), onnx.load(path))]
+    tables = [
+        value.const
+        for session in sessions
+        for node in session._subgraphs.main.graph.nodes
+        for value in node.inputs
+        if value is not None and value.const is not None and value.const.size > SIZE
+    ]
+    assert len(tables) == len(sessions)
+    assert len({table.ctypes.data for table in tables}) == 1
 
 
 def test_dims_and_dtypes_count():

@@ -19,14 +19,15 @@ class Origin(NamedTuple):
     offset: int
 
 
-_ORIGINS: dict[int, tuple[ref[np.ndarray], Origin]] = {}
+_ORIGINS: dict[int, tuple[ref[np.ndarray], Origin | None]] = {}
 
 
-def note_origin(data: np.ndarray, path: str, offset: int) -> None:
-    """Record where bytes were read from, as long as the array or a view of it lives."""
+def note_origin(data: np.ndarray, origin: Origin | None) -> None:
+    """Record where bytes were read from, as long as the array or a view of it lives. None: from no
+    file, whatever is known of an array that this one is a view of."""
     if data.nbytes >= LEAST_BYTES:
         key = id(data)  # a later array may have the same id
-        _ORIGINS[key] = ref(data, lambda _: _ORIGINS.pop(key, None)), Origin(path, offset)
+        _ORIGINS[key] = ref(data, lambda _: _ORIGINS.pop(key, None)), origin
 
 
 def origin_of(array: np.ndarray) -> Origin | None:
@@ -35,6 +36,8 @@ def origin_of(array: np.ndarray) -> Origin | None:
     while isinstance(owner, np.ndarray):
         known = _ORIGINS.get(id(owner))
         if known is not None and known[0]() is owner:
+            if known[1] is None:
+                return None
             begin = array.ctypes.data - owner.ctypes.data
             dense = array.flags.c_contiguous and array.nbytes >= LEAST_BYTES
             return known[1]._replace(offset=known[1].offset + begin) if dense else None

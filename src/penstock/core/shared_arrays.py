@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from penstock.core.origins import origin_of
+from penstock.core.origins import note_origin, origin_of
 
 LEAST_BYTES = 1 << 18
 """bytes of an array from which on it is shared"""
@@ -25,21 +25,31 @@ _KNOWN: WeakValueDictionary[tuple[object, ...], np.ndarray] = WeakValueDictionar
 def held_once(
     array: np.ndarray, keep: Callable[[np.ndarray], np.ndarray] | None = None
 ) -> np.ndarray:
-    """Return a live array with the same contents that was passed here before, or else
-    ``keep(array)``, by default ``array`` itself. Neither may be written any more. Memory mapped
-    from a file is not shared, since its contents change with the file."""
+    """Return a live array with the same contents that was passed here before, or a view of it if it
+    was read elsewhere, or else ``keep(array)``, by default ``array`` itself. None of these may be
+    written any more. Memory mapped from a file is not shared, since its contents change with the
+    file."""
     large = array.nbytes >= LEAST_BYTES and array.flags.c_contiguous and not array.dtype.hasobject
     if not large or mapping_of(array) is not None:
         return array if keep is None else keep(array)
     flat = array.reshape(-1)
     sample = flat[:: max(1, flat.size // _SAMPLES)].tobytes()
-    # A saved session refers to the place of an array in a file, so equal arrays elsewhere differ.
-    key = array.dtype, array.shape, origin_of(array), sample
+    # A saved session refers to the place of an array in a file, so that equal arrays from elsewhere
+    # are views with origins of their own.
+    origin = origin_of(array)
+    any_origin, key = ((array.dtype, array.shape, sample, x) for x in (None, origin))
     # Each call is atomic; if two threads add equal arrays at once, both keep their own.
-    shared = _KNOWN.get(key)
+    known = _KNOWN.get(key)
+    shared = _KNOWN.get(any_origin) if known is None else known
     if shared is not None and shared is not array and _equal(shared, array):
-        return shared
-    kept = _KNOWN[key] = array if keep is None else keep(array)
+        if origin_of(shared) == origin:
+            return shared
+        kept = shared.view()
+        note_origin(kept, origin)
+    else:
+        kept = array if keep is None else keep(array)
+        _KNOWN.setdefault(any_origin, kept)
+    _KNOWN[key] = kept
     return kept
 
 

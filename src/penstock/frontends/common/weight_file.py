@@ -13,7 +13,7 @@ from weakref import ref
 import numpy as np
 
 from penstock.core.limits import Limits
-from penstock.core.origins import note_origin
+from penstock.core.origins import Origin, note_origin
 from penstock.core.records import dataclass, field
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.model_files import HEAD_BYTES, is_pointer
@@ -61,7 +61,7 @@ class WeightFile:
             if mapped and self.size:
                 mapping = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
                 self._whole = np.frombuffer(mapping, np.uint8)
-                note_origin(self._whole, self._path, 0)
+                note_origin(self._whole, Origin(self._path, 0))
             elif self.size <= _SMALL:
                 self._whole = self._read(0, self.size)
 
@@ -105,7 +105,7 @@ class WeightFile:
             if count != size or _identity(file) != self._identity:
                 raise ValueError("it was changed while it was read; load it again")
         data.flags.writeable = False
-        note_origin(data, self._path, offset)
+        note_origin(data, Origin(self._path, offset))
         return data
 
 

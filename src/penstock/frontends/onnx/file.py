@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InvalidModel
-from penstock.core.origins import note_origin
+from penstock.core.origins import Origin, note_origin
 from penstock.core.records import NamedTuple
 from penstock.frontends.common.encoding import read_varint
 from penstock.frontends.common.model_files import open_path
@@ -146,7 +146,7 @@ def _initializer(file: BinaryIO, start: int, end: int, name: str) -> TensorProto
     file.seek(contents)
     if file.readinto(data) != data.size:  # type: ignore[attr-defined]
         raise InvalidModel(f"{name} was cut short while it was read")
-    note_origin(data, os.path.abspath(file.name), contents)
+    note_origin(data, Origin(os.path.abspath(file.name), contents))
     return Apart(proto, data)
 
 
