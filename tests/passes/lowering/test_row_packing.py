@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.passes.lowering.test_pack_rows import ATTEND, EMBED, MASK, model_of, reason
+from tests.passes.lowering.test_pack_rows import (
+    ATTEND,
+    BATCH,
+    EMBED,
+    HEADS,
+    MASK,
+    MEAN,
+    ROWS,
+    SIZE,
+    model_of,
+    reason,
+)
 
 LATER = """t2 = Transpose <perm = [0, 2, 1, 3]> (c2) y2 = Reshape (t2, flat) m = Unsqueeze (f, last)
     ym = Mul (y2, m) z = ReduceSum <keepdims = 0> (ym, one)"""
@@ -25,6 +36,17 @@ def test_mean_of_all_rows_reads_those_that_pad():
     assert "computes over the axis of rows or samples" in reason(
         model_of(EMBED, MASK, ATTEND, mean)
     )
+
+
+def test_attention_within_blocks_of_rows_stays():
+    blocks = f"""five = Constant <value_ints = [{BATCH}, {HEADS}, {HEADS}, {ROWS // HEADS}, {SIZE}]> ()
+        qr = Reshape (x, five) qt = Transpose <perm = [0, 1, 2, 4, 3]> (qr) r0 = MatMul (qr, qt)
+        axes = Constant <value_ints = [1, 2, 3]> () h4 = Constant <value_ints = [{BATCH}, 1, {HEADS}, 1, {ROWS // HEADS}]> ()
+        b5 = Reshape (j, h4) s = Add (r0, b5) p = Softmax <axis = -1> (s) c = MatMul (p, qr) y = Reshape (c, flat3)
+        """
+    flat = f"flat3 = Constant <value_ints = [{BATCH}, {ROWS}, {HEADS * SIZE}]> ()"
+    why = reason(model_of(EMBED, MASK, flat, blocks, MEAN))
+    assert "queries that are not [batch, heads, rows, size]" in why
 
 
 def test_row_in_the_middle_may_pad():

@@ -48,7 +48,8 @@ def _sizes(node: Node) -> tuple[int, int] | None:
     dims = x.dims if x is not None and is_static(x.type) else ()
     if node.op is ATTENTION:
         known = values is not None and is_static(values.type)
-        dims = (*dims[:3], *values.dims[2:3]) if values is not None and known else ()
+        rows = values.dims[2:3] if values is not None and known else ()
+        dims = (*dims[:3], *rows) if len(dims) == 4 else ()
     return (dims[0], dims[2]) if len(dims) == 4 and dims[2] == dims[3] > 1 else None
 
 
