@@ -274,7 +274,11 @@ def test_rows_turn_by_angles_of_their_own(x, domain):
     y = Value("y", inputs[0].type)
     node = Node(op, inputs, [y], {"num_heads": 2})
     assert packed_form(node, axes).outputs == [axes_of(x)]
-    axes[3 if not domain else 1] = None
+    # Positions of the padded batch, such as constants, are gathered; one for all rows cannot be.
+    at = 3 if not domain else 1
+    axes[at] = None
+    assert packed_form(node, axes).inputs[at] == axes_of("B S")
+    node.inputs[at] = value_of("1", INT64)
     with pytest.raises(Stays, match="rotates rows by positions or angles"):
         packed_form(node, axes)
 
@@ -284,6 +288,9 @@ def test_rows_turn_by_angles_that_are_given_for_each():
     node = Node(op, [value_of("B 2 S 4"), cos, cos], [value_of("B 2 S 4")], {})
     found = packed_form(node, [axes_of("B 2 S 4"), axes_of("B S 2"), axes_of("B S 2")])
     assert found.outputs == [axes_of("B 2 S 4")]
+    found = packed_form(node, [axes_of("B 2 S 4"), None, None])
+    assert found.inputs[1:3] == [axes_of("B S 2")] * 2
+    node.inputs[1:] = [value_of("S 2")] * 2
     with pytest.raises(Stays):
         packed_form(node, [axes_of("B 2 S 4"), None, None])
 

@@ -383,10 +383,13 @@ def _of_rotation(node: Node, inputs: _Inputs) -> Packed:
     row = x[0], x[1 if len(x) == 3 else 2]
     _want_plain([axis for i, axis in enumerate(x) if i not in (0, 1 if len(x) == 3 else 2)])
     of_rows = (cos, sin) if node.input(positions) is None else (positions,)
-    axes_of_inputs = [*inputs, None]
+    axes_of_inputs: list[Axes | None] = [*inputs, None]
     for i in (cos, sin, positions):
         wanted = row if i == positions else (*row, features(static_dims(node.inputs[cos])[-1]))
-        if i in of_rows and inputs[i] != wanted:
+        if i in of_rows and axes_of_inputs[i] is None:  # of the padded batch, such as constants
+            sizes = tuple([prod(n for _, n in axis) for axis in wanted])
+            axes_of_inputs[i] = wanted if static_dims(node.inputs[i]) == sizes else None
+        if i in of_rows and axes_of_inputs[i] != wanted:
             raise Stays("rotates rows by positions or angles that are not given per row")
         if i not in of_rows and i < len(inputs) and inputs[i] is not None:
             raise Stays("rotates rows by caches that depend on rows")
