@@ -670,6 +670,19 @@ def test_line_serves_lower_priorities_one_time_in_eight():
     assert [item for item in taken if item >= 1000] == [1000, 1001, 1002, 1003, 1004]
 
 
+def test_line_serves_each_of_several_priorities():
+    line = threads.Line[int]()
+    for i in range(100):
+        for priority in (0, 3, 5):
+            line.append(priority, priority)
+    taken = [line.popleft() for _ in range(90)]
+    assert taken[:10] == [5] * 7 + [3, 0, 5]
+    assert [taken.count(priority) for priority in (5, 3, 0)] == [70, 10, 10]
+    for _ in range(100):
+        line.append(7, 7)
+    assert line.popleft() == 7
+
+
 def test_job_of_a_higher_priority_starts_beside_those_of_a_lower(workers):
     held, started = threading.Event(), threading.Semaphore(0)
 

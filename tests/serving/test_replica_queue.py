@@ -89,6 +89,21 @@ def test_higher_priority_begins_first_on_the_replica_with_least_work() -> None:
     assert (first.inputs, second.inputs) == ([[0.0], [2.0]], [[1.0], [3.0]])
 
 
+def test_share_of_a_lower_priority_is_a_whole_batch() -> None:
+    replica = HeldReplica()
+    queue = queue_of(replica, queue=99, rows=2)
+    put(queue, -1, 5)
+    for number in range(10):
+        put(queue, number)
+    for number in range(100, 130):
+        put(queue, number, 5)
+    for _ in range(16):
+        replica.end()
+    low = [i for i, batch in enumerate(replica.inputs[1:]) if batch[0] < 100]
+    assert low == [7, 15]
+    assert [replica.inputs[1 + i] for i in low] == [[0.0, 1.0], [2.0, 3.0]]
+
+
 def test_turn_of_a_thread_occupies_a_replica_until_it_ends() -> None:
     replica = HeldReplica()
     queue, control = queue_of(replica), begin_run(None, None)

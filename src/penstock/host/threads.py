@@ -111,7 +111,8 @@ class Line(Generic[Waiting]):
 
     def __init__(self) -> None:
         self._levels: dict[int, deque[Waiting]] = {}  # by priority, none of them empty
-        self._passed = 0  # items served ahead of some of a lower priority
+        # Items served ahead of those of each priority since one of these was served.
+        self._passed: dict[int, int] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._levels.values()))
@@ -137,8 +138,11 @@ class Line(Generic[Waiting]):
     def popleft(self) -> Waiting:
         """Remove and return the item that is served next. Raises ``IndexError`` if none waits."""
         priority = self._next()
-        passes = len(self._levels) > 1 and any(other < priority for other in self._levels)
-        self._passed = self._passed + 1 if passes else 0
+        if len(self._levels) > 1:
+            for other in self._levels:
+                if other < priority:
+                    self._passed[other] = self._passed.get(other, 0) + 1
+        self._passed.pop(priority, None)
         level = self._levels[priority]
         item = level.popleft()
         if not level:
@@ -152,12 +156,14 @@ class Line(Generic[Waiting]):
                 level.remove(item)
                 if not level:
                     del self._levels[priority]
+                    self._passed.pop(priority, None)
                 return
         raise ValueError(f"{item!r} does not wait")
 
     def clear(self) -> None:
         """Remove all items."""
         self._levels.clear()
+        self._passed.clear()
 
     def _next(self) -> int:
         """Return the priority of the item that is served next."""
@@ -165,8 +171,8 @@ class Line(Generic[Waiting]):
             raise IndexError("none waits")
         if len(self._levels) == 1:
             return next(iter(self._levels))
-        levels = sorted(self._levels, reverse=True)
-        return levels[1] if self._passed >= SHARE - 1 else levels[0]
+        due = [level for level, count in self._passed.items() if count >= SHARE - 1]
+        return max(due or self._levels)
 
 
 class Workers:

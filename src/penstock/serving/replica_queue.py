@@ -293,9 +293,11 @@ class ReplicaQueue:
         self._dispatch()
 
     def _joinable(self, first: QueuedRequest) -> list[QueuedRequest]:
-        """Return the queued requests with the same key."""
+        """Return the queued requests with the same key, those of the same priority first: others
+        would leave low ones a single place in their share of batches."""
         # A search of the bounded queue. Separate queues by key would lose the order of arrival.
-        return [r for r in self._queue if isinstance(r, QueuedRequest) and r.key == first.key]
+        found = [r for r in self._queue if isinstance(r, QueuedRequest) and r.key == first.key]
+        return sorted(found, key=lambda request: request.priority != first.priority)
 
     def _take(self, first: QueuedRequest) -> RequestBatch:
         """Remove the requests from the queue that are joined with a request, and return them."""
