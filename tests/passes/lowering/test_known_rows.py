@@ -30,6 +30,9 @@ HOLDS = "h = Cast <to = 9> (mask) hl = Unsqueeze (h, last) nl = Not (hl)"
         "yc = Where (hl, y, low) yt = Transpose <perm = [2, 0, 1]> (yc) z = Softmax (yt)",
         # Lengths of rows, as of normalized ones.
         "m = Unsqueeze (f, last) ym = Mul (y, m) n = ReduceL2 (ym, last) d = Max (n, small) z = Div (ym, d)",
+        # Gated rows of a layer without a bias.
+        "yc = Where (hl, y, zero) yw = MatMul (yc, w) ya, yb = Split <axis = 2, num_outputs = 2> (yw) "
+        "ys = Sigmoid (yb) yg = Mul (ya, ys) yt = Transpose <perm = [0, 2, 1]> (yg) z = Conv <pads = [2, 0]> (yt, half)",
         # Windows of rows that a mask has made 0.
         "yc = Where (hl, y, zero) yt = Transpose <perm = [0, 2, 1]> (yc) z = Conv <pads = [1, 1]> (yt, wide)",
     ],

@@ -24,6 +24,7 @@ WEIGHTS = {
     "near": (1, HEADS, ROWS, ROWS),
     "kernel": (WIDTH, WIDTH, 1),
     "wide": (WIDTH, WIDTH, 3),
+    "half": (WIDTH, WIDTH // 2, 3),
 }
 CONSTANTS = f"""<int64[4] heads = {{0, 0, {HEADS}, {SIZE}}}, int64[3] flat = {{0, 0, {WIDTH}}},
     int64[2] lines = {{-1, {WIDTH}}}, int64[3] square = {{{BATCH}, {ROWS}, {WIDTH}}},

@@ -56,7 +56,10 @@ def known_result(
         return found
     if name == "Where" and masks == inputs[:1] and (found := _choice(*inputs)):
         return found
-    if not own or node.op.view or name == "Expand":
+    # Products of 0 with weights are 0, apart from a bias.
+    linear = name in ("MatMul", "Conv", "Gemm") and node.input(2) is None
+    linear = linear and inputs[0] in known and not own[0].number
+    if not own or node.op.view or linear or name in ("Expand", "Split"):
         return own[0] if own else None
     computes = node.op.elementwise or node.op.name.startswith("Reduce")
     return _computed(node, axes, known, exact) if computes else None

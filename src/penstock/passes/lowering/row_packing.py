@@ -141,7 +141,11 @@ class RowPacking:
                 raise _stay(node, "has no mask: its rows see all rows")
         read = [node.inputs[:3] for node in self.attention] + [n.inputs for n in self.scores]
         wanted = nodes_before([v for inputs in read for v in inputs if v is not None])
-        whole = {*self.masks}
+        # Conditions may replace padding rows, so they are computed for all rows.
+        rows = self._behind(lambda node: _multiplies(node) or node.op is ATTENTION)
+        chosen = [n.inputs[0] for n in self.graph.nodes if n.op.full_name == "Where"]
+        conditions = [v for v in chosen if v is not None and v not in rows]
+        whole = self.masks | nodes_before(conditions)
         while early := self._find_among(wanted, whole):
             whole |= early
         if not self.attention and not self._hiding:
@@ -292,7 +296,7 @@ class RowPacking:
                 exact=self.reproducible,
             )
             if found is not None:
-                self.known[y] = found
+                self.known.update({value: found for value in node.outputs if value is not None})
 
     def _check_gathered(self, value: Value, axes: Axes) -> None:
         """Raise ``Stays`` for a value whose rows cannot be gathered by index."""
