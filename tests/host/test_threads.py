@@ -672,7 +672,7 @@ def test_line_serves_lower_priorities_one_time_in_eight():
 
 def test_line_serves_each_of_several_priorities():
     line = threads.Line[int]()
-    for i in range(100):
+    for _ in range(100):
         for priority in (0, 3, 5):
             line.append(priority, priority)
     taken = [line.popleft() for _ in range(90)]

@@ -141,11 +141,7 @@ class RowPacking:
                 raise _stay(node, "has no mask: its rows see all rows")
         read = [node.inputs[:3] for node in self.attention] + [n.inputs for n in self.scores]
         wanted = nodes_before([v for inputs in read for v in inputs if v is not None])
-        # Conditions may replace padding rows, so they are computed for all rows.
-        rows = self._behind(lambda node: _multiplies(node) or node.op is ATTENTION)
-        chosen = [n.inputs[0] for n in self.graph.nodes if n.op.full_name == "Where"]
-        conditions = [v for v in chosen if v is not None and v not in rows]
-        whole = self.masks | nodes_before(conditions)
+        whole = self.masks | self._conditions()
         while early := self._find_among(wanted, whole):
             whole |= early
         if not self.attention and not self._hiding:
@@ -206,6 +202,13 @@ class RowPacking:
             if starts(node) or not values.isdisjoint(all_reads(node)):
                 values.update([value for value in node.outputs if value is not None])
         return values
+
+    def _conditions(self) -> set[Node]:
+        """Return the nodes that compute conditions before any product: these may replace padding
+        rows, so they are computed for all rows."""
+        behind = self._behind(lambda node: _multiplies(node) or node.op is ATTENTION)
+        chosen = [n.inputs[0] for n in self.graph.nodes if n.op.full_name == "Where"]
+        return nodes_before([v for v in chosen if v is not None and v not in behind])
 
     def _guard_attention(self) -> None:
         """Let the biases of each attention, which layers mostly share, determine the live rows."""
