@@ -13,14 +13,14 @@ from penstock.generation.options import GenerationOptions
 WRONG_VALUES: dict[str, list[Any]] = {
     "max_tokens": [0, -1, 2**31],
     "min_tokens": [-1],
-    "temperature": [-0.1, math.nan, math.inf, 101],
+    "temperature": [-0.1, math.nan, math.inf, 101, 10**400, -(10**400)],
     "top_k": [-1],
     "top_p": [0, -0.1, 1.1, math.nan],
     "min_p": [-0.1, 1.1, math.nan],
-    "repetition_penalty": [0, -1, math.nan, math.inf],
+    "repetition_penalty": [0, -1, 1e-38, math.nan, math.inf],
     "presence_penalty": [math.nan, -math.inf],
     "frequency_penalty": [math.nan, math.inf],
-    "logit_bias": [{-1: 0.0}, {1: math.nan}, {1: math.inf}, {1: 1e39}],
+    "logit_bias": [{-1: 0.0}, {1: math.nan}, {1: math.inf}, {1: 1e39}, {1: 10**400}],
     "seed": [-1, 2**64],
     "stop": ["", ["a", ""]],
     "stop_ids": [[-1]],
@@ -106,3 +106,8 @@ def test_options_normalize_sequences_counts_and_schemas() -> None:
     assert options.logit_bias == {5: 1.0}
     assert GenerationOptions(logit_bias={5: -1e300}).logit_bias == {5: -math.inf}
     assert GenerationOptions(beams=4, count=2).best_of == 1
+
+
+def test_bias_below_the_range_of_floats_is_minus_infinity() -> None:
+    options = GenerationOptions(logit_bias={1: -(10**400), 2: -(10**30)})
+    assert options.logit_bias == {1: -math.inf, 2: -1e30}

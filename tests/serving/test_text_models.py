@@ -8,6 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import DeadlineExceeded, QueueFull
+from penstock.generation.generator import Generator
 from penstock.serving.repository import UnknownModel
 from penstock.serving.text_models import Admission, TextModels
 from penstock.serving.text_protocol import FieldError, decode_text_request
@@ -141,6 +142,26 @@ def test_wrong_prompt_counts_no_run():
     with pytest.raises(ps.InvalidInput, match="300 tokens"):
         asyncio.run(run())
     assert (model.counts.running, model.admission.waiting) == (0, [])
+    model.close()
+
+
+def test_deadline_ends_a_request_between_its_prompts(monkeypatch):
+    model, begin, jobs = text_model(), Generator.abegin, []
+
+    async def begin_late(self, tokens, options, stop, priority):
+        jobs.append(await begin(self, tokens, options, stop, priority))
+        stop.deadline = 0
+        return jobs[-1]
+
+    async def run() -> None:
+        asked = decode_text_request({"prompt": [[5], [7], [9]]}, False)
+        async with model.run(asked, SOON, 0):
+            pass
+
+    monkeypatch.setattr(Generator, "abegin", begin_late)
+    with pytest.raises(DeadlineExceeded):
+        asyncio.run(run())
+    assert len(jobs) == 1 and jobs[0].done
     model.close()
 
 

@@ -216,3 +216,11 @@ def test_errors_have_types_by_status():
     }
     assert error_object("m", 429)["error"]["code"] == "rate_limit_exceeded"
     assert error_object("m", 500)["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize("fields", [{"n": 5}, {"best_of": 5}])
+def test_texts_of_all_prompts_are_limited(fields: dict[str, int]) -> None:
+    assert len(completion(prompt=["a"] * 409, **fields).prompts) == 409
+    with pytest.raises(FieldError, match="410 prompts with n or best_of 5") as error:
+        completion(prompt=["a"] * 410, **fields)
+    assert error.value.param == "prompt"

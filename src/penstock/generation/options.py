@@ -14,6 +14,8 @@ GREEDY_BELOW = 1e-5
 """temperatures below this count as 0: quotients of logits would exceed the range of float32"""
 LARGEST_BIAS = 1e38
 """sums of a larger bias and a logit may be infinite in float32"""
+LEAST_REPETITION_PENALTY = 0.01
+"""quotients of logits and a smaller penalty could exceed the range of float32"""
 MOST_TOKENS = 2**31 - 1
 MOST_LOGPROBS = 1000
 MOST_TEXTS = 1024
@@ -102,7 +104,7 @@ class GenerationOptions:
         _number("temperature", self.temperature, 0, 100)
         _number("top_p", self.top_p, 0, 1, above=True)
         _number("min_p", self.min_p, 0, 1)
-        _number("repetition_penalty", self.repetition_penalty, 0, 100, above=True)
+        _number("repetition_penalty", self.repetition_penalty, LEAST_REPETITION_PENALTY, 100)
         _number("presence_penalty", self.presence_penalty, -100, 100)
         _number("frequency_penalty", self.frequency_penalty, -100, 100)
         _number("length_penalty", self.length_penalty, -100, 100)
@@ -163,10 +165,18 @@ def _number(option: str, value: object, least: float, most: float, above: bool =
     bounds = f"a number {'above' if above else 'from'} {least} {'up ' if above else ''}to {most}"
     if isinstance(value, bool) or not isinstance(value, Real):
         raise wrong_type(option, value, bounds)
-    number = float(value)
+    number = _float(value)
     # Comparisons with NaN are false.
     if not (least < number if above else least <= number) or not number <= most:
         raise InvalidInput(f"{option}={shortened(repr(value))}: {bounds} is needed")
+
+
+def _float(value: Real) -> float:
+    """Return the float of a number, infinite for an integer beyond its range."""
+    try:
+        return float(value)
+    except OverflowError:
+        return -math.inf if value < 0 else math.inf
 
 
 def _whole(option: str, value: object, least: int, most: int) -> None:
@@ -201,14 +211,14 @@ def _biases(value: object) -> dict[int, float]:
         _whole("logit_bias", token, 0, MOST_TOKENS)
         if isinstance(bias, bool) or not isinstance(bias, Real):
             raise wrong_type(f"logit_bias[{token}]", bias, "a number")
-        if math.isnan(float(bias)) or float(bias) > LARGEST_BIAS:
+        if math.isnan(_float(bias)) or _float(bias) > LARGEST_BIAS:
             raise InvalidInput(
-                f"logit_bias[{token}]={bias!r}: a number up to {LARGEST_BIAS:g}, or minus "
-                "infinity, is needed"
+                f"logit_bias[{token}]={shortened(repr(bias))}: a number up to {LARGEST_BIAS:g}, "
+                "or minus infinity, is needed"
             )
     # Smaller biases are minus infinity in float32.
     least = -LARGEST_BIAS
-    return {int(n): -math.inf if bias < least else float(bias) for n, bias in value.items()}
+    return {int(n): -math.inf if bias < least else _float(bias) for n, bias in value.items()}
 
 
 def _schema_text(value: Mapping[str, object]) -> str:

@@ -222,8 +222,9 @@ class TextModel:
         jobs: list[TextJob] = []
         try:
             for tokens in prompts:
-                # One by one: if one is rejected, those already started are ended.
-                jobs.append(await self.generator.abegin(tokens, asked.options, stop, priority))  # noqa: PERF401
+                # One by one: if one is rejected or too late, those already started are ended.
+                stop.check()
+                jobs.append(await self.generator.abegin(tokens, asked.options, stop, priority))
             run = TextRun(self, asked, jobs)
             run.begin = begin
             try:

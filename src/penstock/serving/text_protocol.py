@@ -17,8 +17,9 @@ from penstock.generation.options import GenerationOptions
 
 Prompts: TypeAlias = "list[str | list[int]] | list[list[Mapping[str, object]]]"
 
-MOST_PROMPTS = 2048
-"""the maximum number of texts in an embeddings request, or prompts in a completions request"""
+MOST_TEXTS = 2048
+"""the maximum number of texts in an embeddings request, or texts to generate in a completions
+request"""
 _MOST_LOGPROBS = 20
 _COMPLETION_TOKENS = 16
 """the default maximum number of tokens of a completion"""
@@ -176,6 +177,12 @@ def decode_text_request(document: object, is_chat: bool) -> TextAsked:
         _of_completions(fields, given)
     options = _checked(given)
     fields.end()
+    if len(prompts) * options.best_of > MOST_TEXTS:
+        raise FieldError(
+            "prompt",
+            f"{len(prompts)} prompts with n or best_of {options.best_of} are more than the maximum "
+            f"of {MOST_TEXTS} texts",
+        )
     return TextAsked(
         model, prompts, options, is_chat, stream, with_usage, tools, variables, timeout
     )
@@ -328,9 +335,9 @@ def _prompts(name: str, value: object) -> list[str | list[int]]:
         raise FieldError(
             name, f"{name} is required: a string, a list of tokens, or a list of these"
         )
-    if len(prompts) > MOST_PROMPTS:
+    if len(prompts) > MOST_TEXTS:
         raise FieldError(
-            name, f"{name} has {len(prompts)} texts, more than the maximum of {MOST_PROMPTS}"
+            name, f"{name} has {len(prompts)} texts, more than the maximum of {MOST_TEXTS}"
         )
     return prompts
 
