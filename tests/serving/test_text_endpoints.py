@@ -206,6 +206,7 @@ WRONG = [
     ("completions", {"prompt": "w1", "model": "words", "temperature": "x"}, 400, "temperature", None),
     ("completions", {"prompt": "w1 " * 300, "model": "words"}, 400, None, None),
     ("completions", {"prompt": "w1", "model": "letters", "grammar": "start: ("}, 400, None, None),
+    ("completions", {"prompt": "a", "model": "letters", "json_schema": {"$ref": "#"}}, 400, None, None),
     ("completions", {"prompt": [1, 50], "model": "words"}, 400, "prompt", None),
     ("completions", [], 400, None, None),
     ("chat/completions", {"model": "words", "messages": [{"role": 1, "content": ""}]}, 400, None, None),

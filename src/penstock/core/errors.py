@@ -233,8 +233,8 @@ class RunError(PenstockError):
     inputs: tuple[str, ...] = ()
     """the inputs of the node with their types, as in "x: float32[2, 3]" """
     by_feeds: bool = False
-    """whether an operation rejected its inputs, such as an index out of range, so that other feeds
-    may succeed"""
+    """whether an operation rejected its inputs, such as an index out of range, or no text has the
+    requested form, so that other feeds or options may succeed"""
 
 
 class DeadTensor(RunError):  # noqa: N818

@@ -110,7 +110,9 @@ class TokenGrammar:
             message = _message(self._matcher)
             if _NO_TOKEN in message:
                 message = "no token of the vocabulary may follow, so that no text has this form"
-            raise RunError(f"{self._form}: {message}")
+            error = RunError(f"{self._form}: {message}")
+            error.by_feeds = True
+            raise error
         words = np.zeros(self._words, np.uint32)
         given = np.frombuffer(bits, np.uint8)[: words.nbytes]
         words.view(np.uint8)[: given.size] = given
