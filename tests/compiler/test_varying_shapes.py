@@ -262,3 +262,13 @@ def test_lengths_that_do_not_grow_are_not_expected():
             feeds["read"] = np.full((1, length, 8), 2, np.float32)
             np.testing.assert_array_equal(session.run(feeds)["y"], feeds["read"] + (past + 1))
     assert session.memory.count == GROWN + 1 + 2
+
+
+@pytest.mark.parametrize("middle", [(), (3, 1), (5,)])
+def test_feeds_that_are_refused_open_no_dims(middle):
+    session = compile_text("g (float[N, 3, W] x) => (float[N, 3, W] y) { y = Exp(x) }")
+    for i in range(2 * CHANGED):
+        x = np.zeros((i + 1, 3, 7 * i * i % 101), np.float32)
+        assert session.run({"x": x})["y"].shape == x.shape
+        with pytest.raises(ps.InvalidInput, match="'x'"):
+            session.run({"x": np.zeros((i + 1, *middle, 4), np.float32)})

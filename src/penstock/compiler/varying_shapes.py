@@ -141,7 +141,7 @@ class VaryingShapes:
         """Return what to compile for shapes without a plan: open shapes, or None for a plan of
         exactly these. ``hits``: runs of the session that had a plan, the last one's included. A
         batch that is fed a thousand times before the next is a reason for plans of exact shapes."""
-        if self.fixed:
+        if not self._may_open(shapes):
             return None
         for known in self._open:
             if known.fit(shapes):
@@ -164,6 +164,19 @@ class VaryingShapes:
             return None  # batches grow alike only by chance
         places = set(growth).union(*[_differences(known, shapes) for known in like])
         return self._opened(shapes, places, growth, hits)
+
+    def _may_open(self, shapes: Shapes) -> bool:
+        """Whether a plan for these shapes may have open dims. Feeds that the model does not take
+        raise an error where their own plan is compiled; names of dims are not compared here."""
+        for type_, shape in zip(self._types, shapes, strict=False):
+            declared = type_.shape if isinstance(type_, TensorType) else None
+            if declared is not None and shape is not None:
+                if len(declared) != len(shape):
+                    return False
+                for a, b in zip(declared, shape, strict=True):
+                    if isinstance(a, int) and a != b:
+                        return False
+        return not self.fixed
 
     def _opened(
         self, shapes: Shapes, places: Set[Place], growth: Mapping[Place, int], hits: int
