@@ -47,6 +47,19 @@ def test_products_of_floats_are_not():
     assert exact("MatMul", "int32", "int32", dims=(3, 3))
 
 
+@pytest.mark.parametrize(
+    ("name", "dims"), [("Exp", (0, 3)), ("Softmax", (3, 0)), ("ReduceSum", (0, 3))]
+)
+def test_operations_without_elements_are_exact(name, dims):
+    assert exact(name, "float32", dims=dims)
+
+
+def test_products_over_no_elements_are_exact():
+    b = GraphBuilder()
+    product = b.op("MatMul", b.input("x", "float32", (3, 0)), b.input("z", "float32", (0, 2)))
+    assert is_exact(product.value.producer, [product.value.type])
+
+
 def test_windows_of_signals_are_not_though_they_read_a_size():
     assert not exact("HannWindow", "int64", dims=())
 

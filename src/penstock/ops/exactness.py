@@ -44,8 +44,8 @@ def is_exact(node: Node, types: Sequence[Type | None]) -> bool:
         return True
     given = [None if v is None else v.type for v in node.inputs]
     # Of integers, NumPy computes floats by sums and quotients, but for windows of signals.
-    reads = any(map(_is_float, filter(None, given))) or op.name.endswith("Window")
-    if not reads or not any(map(_is_float, filter(None, types))):
+    reads = any(map(_has_floats, given)) or op.name.endswith("Window")
+    if not reads or not any(map(_has_floats, types)):
         return True
     try:
         kernel = op.compile(node, given)
@@ -54,7 +54,10 @@ def is_exact(node: Node, types: Sequence[Type | None]) -> bool:
     return kernel.function in _ROUNDED
 
 
-def _is_float(type_: object) -> bool:
+def _has_floats(type_: Type | None) -> bool:
+    """Whether an input or output may have elements of a float dtype."""
+    if type_ is None or (isinstance(type_, TensorType) and 0 in (type_.shape or ())):
+        return False
     if not isinstance(type_, TensorType) or type_.dtype is None:
-        return True  # it may be one
+        return True
     return type_.dtype.kind in "fcV"
