@@ -143,3 +143,11 @@ def test_arguments_of_tool_calls_become_objects() -> None:
     assert message["content"] == ""
     assert message["tool_calls"] == [{"id": "1", "function": {"name": "f", "arguments": {"x": 1}}}]
     assert calls[0]["function"]["arguments"] == '{"x": 1}'  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "text", ["{{ 1e400 }}", "{{ 'a b' | truncate(-5, true) }}", "{{ 1 / 0 }}", "{{ [1][5:] + 3 }}"]
+)
+def test_template_that_cannot_be_run_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"the chat template cannot be run: [A-Z]"):
+        ChatTemplate(text).render(MESSAGES)

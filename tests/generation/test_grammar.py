@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
 from penstock.core.errors import InvalidInput, RunError
 from penstock.generation.grammar import GrammarVocabulary, TokenGrammar
@@ -213,3 +214,16 @@ def test_vocabulary_of_tokenizer_without_ends_has_one() -> None:
     (end,) = allowed(grammar) - {a}
     grammar.accept(end)
     assert grammar.is_finished
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "message"),
+    [({"a": 0, "<0xMD>": 1}, "InvalidDigit"), ({"a": 0, "b": 2**31}, "token 2147483648 is beyond")],
+)
+def test_tokenizer_that_grammars_cannot_read_is_refused(
+    vocabulary: dict[str, int], message: str
+) -> None:
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback()])
+    with pytest.raises(InvalidInput, match=rf"not fit for grammars: .*{message}"):
+        GrammarVocabulary(TextTokenizer(tokenizer))

@@ -22,7 +22,7 @@ WRONG_VALUES: dict[str, list[Any]] = {
     "frequency_penalty": [math.nan, math.inf],
     "logit_bias": [{-1: 0.0}, {1: math.nan}, {1: math.inf}, {1: 1e39}, {1: 10**400}],
     "seed": [-1, 2**64],
-    "stop": ["", ["a", ""]],
+    "stop": ["", ["a", ""], "a" * 20_000, ["ab"] * 10_000],
     "stop_ids": [[-1]],
     "logprobs": [-1, 1001],
     "beams": [0],

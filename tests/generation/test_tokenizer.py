@@ -277,3 +277,13 @@ def test_setting_with_half_of_a_letter_names_no_token(tmp_path: Path) -> None:
     save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "\\ud800"}')
     assert TextTokenizer.load(tmp_path).start_id is None
+
+
+def test_tokens_that_tokenizers_cannot_join_are_refused(tmp_path: Path) -> None:
+    content = json.loads(trained_tokenizer().to_str())
+    strip = {"type": "Strip", "content": "a", "start": 0, "stop": 2}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content | {"decoder": strip}))
+    tokenizer = TextTokenizer.load(path)
+    with pytest.raises(InvalidInput, match=r"cannot join tokens: .* may be damaged"):
+        tokenizer.decode(tokenizer.encode("a"))

@@ -100,11 +100,11 @@ class ChatTemplate:
             raise
         except TemplateError as error:
             raise InvalidInput(f"the chat template: {error}") from error
-        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            message = f"{type(error).__name__}: {error}"
-            raise InvalidInput(f"the chat template cannot be run: {message}") from error
         except (RecursionError, MemoryError) as error:
             raise InvalidInput(f"the chat template takes too much memory: {error}") from error
+        except Exception as error:  # of the template's program, and of Jinja for its arguments
+            message = f"{type(error).__name__}: {error}"
+            raise InvalidInput(f"the chat template cannot be run: {message}") from error
 
 
 def checked_messages(messages: object) -> list[dict[str, object]]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.core.errors import MAX_SENTENCE, InvalidInput, RunError, extra_needed, shortened
 from penstock.generation.options import CONSTRAINTS
+from penstock.generation.tokenizer import is_of_rust
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -27,6 +28,7 @@ _KEPT = 32
 _MOST_LETTERS, _STACK = 1 << 18, 1 << 28
 _STARTING = threading.Lock()  # the size of stacks is one number for all threads
 _LEAST, _ROUNDED = -(1 << 63), 1 << 10  # the least integer, and how far float64 rounds beside it
+_LARGEST_ID = 1 << 22  # llguidance allocates memory for all tokens up to the largest
 _NO_TOKEN = "NoExtension"  # llguidance's code if no token has the letters that a grammar requires
 
 
@@ -42,9 +44,16 @@ class GrammarVocabulary:
             from llguidance import LLTokenizer
         count = max(tokenizer.size, size or 0)
         ends = [*tokenizer.end_ids] or None
+        largest = max(tokenizer.tokenizer.get_vocab().values(), default=0)
+        if largest > _LARGEST_ID:
+            raise InvalidInput(
+                f"the tokenizer is not fit for grammars: token {largest} is beyond {_LARGEST_ID}"
+            )
         try:
             self._tokenizer = LLTokenizer(tokenizer.tokenizer.to_str(), count, ends)
-        except ValueError as error:
+        except BaseException as error:
+            if not is_of_rust(error):
+                raise
             raise InvalidInput(f"the tokenizer is not fit for grammars: {error}") from error
         self.words = -(-count // 32)
         """the number of words of a mask"""

@@ -16,6 +16,8 @@ LARGEST_BIAS = 1e38
 """sums of a larger bias and a logit may be infinite in float32"""
 LEAST_REPETITION_PENALTY = 0.01
 """quotients of logits and a smaller penalty could exceed the range of float32"""
+MOST_STOP_LETTERS = 1 << 14
+"""letters of all stop texts of a request, which are searched for after each token"""
 MOST_TOKENS = 2**31 - 1
 MOST_LOGPROBS = 1000
 MOST_TEXTS = 1024
@@ -192,6 +194,11 @@ def _texts(option: str, value: object) -> tuple[str, ...]:
         raise wrong_type(option, value, "a text or a sequence of texts")
     if "" in value:
         raise InvalidInput(f"{option}={shortened(repr(value))}: an empty text would end all others")
+    letters = sum(map(len, value))
+    if letters > MOST_STOP_LETTERS:
+        raise InvalidInput(
+            f"{option} has {letters:,} letters, more than the maximum of {MOST_STOP_LETTERS:,}"
+        )
     return tuple(value)
 
 

@@ -143,7 +143,7 @@ class TextTokenizer:
         except TypeError as error:
             raise InvalidInput(f"the text has half of a surrogate pair ({error})") from error
         except BaseException as error:
-            if not _is_of_tokenizers(error):
+            if not is_of_rust(error):
                 raise
             raise InvalidInput(
                 f"the tokenizer cannot divide {quoted(text)}: {error}; the tokenizer.json may be "
@@ -157,7 +157,14 @@ class TextTokenizer:
             ids: The tokens.
             skip_special: Whether to skip special tokens.
         """
-        return self.tokenizer.decode([*ids], skip_special_tokens=skip_special)
+        try:
+            return self.tokenizer.decode([*ids], skip_special_tokens=skip_special)
+        except BaseException as error:
+            if not is_of_rust(error):
+                raise
+            raise InvalidInput(
+                f"the tokenizer cannot join tokens: {error}; the tokenizer.json may be damaged"
+            ) from error
 
     def text_of(self, token: int) -> str | None:
         """Return a token as the vocabulary spells it, or None if there is no such token.
@@ -207,7 +214,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_str(text)
     except BaseException as error:
-        if not _is_of_tokenizers(error):
+        if not is_of_rust(error):
             raise
         raise InvalidModel(f"{path} is not a tokenizer: {error}") from error
 
@@ -231,8 +238,8 @@ def _check_prefixes(path: Path) -> None:
             )
 
 
-def _is_of_tokenizers(error: BaseException) -> bool:
-    """Whether tokenizers may have raised it, whose panics are no ``Exception``."""
+def is_of_rust(error: BaseException) -> bool:
+    """Whether a package in Rust may have raised it, whose panics are no ``Exception``."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
