@@ -1,10 +1,11 @@
 """Fuzz Penstock: ``python -m tools.fuzz [--seconds 60] [--seed N] [--out FOLDER]``.
 
 Cases are mutants of the models of the tests: ONNX files, GraphDefs, SavedModels, TFLite and Circle
-files, nnpackages as folders and zip files, checkpoints and GGUF files, and graphs as text. Each is
-loaded, compiled and run by every executor within tight limits, in one of as many worker processes
-as there are cores, which watchdogs observe. What must never happen is reported, with the smallest
-file that was found to show it under ``--out``:
+files, nnpackages as folders and zip files, checkpoints and GGUF files, and graphs as text; and
+tokenizers, which divide and join texts. Each model is loaded, compiled and run by every executor
+within tight limits, in one of as many worker processes as there are cores, which watchdogs observe.
+What must never happen is reported, with the smallest file that was found to show it under
+``--out``:
 
 - crash: the worker has died;
 - hang: loading, compiling and running by one executor took more than 10 s;
@@ -53,8 +54,8 @@ from tests.support import differential
 
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import SavedModel
 from penstock.host.threads import usable_cores
-from tools.fuzz_answers import EXECUTORS, MAX_BYTES, disagreements, outcome
-from tools.fuzz_cases import CASES, MESSAGES, Case, drawn
+from tools.fuzz_answers import EXECUTORS, MAX_BYTES, disagreements, outcome, tokenizer_outcome
+from tools.fuzz_cases import CASES, MESSAGES, TOKENIZER, VOCABULARY, Case, drawn
 from tools.mutations import shrunk
 
 HANG_S = 10.0
@@ -86,11 +87,13 @@ def tried(path: Path) -> list[tuple[str, str]]:
     if path.suffix == ".kernel":
         return kernel_differences(path)
     outcomes: dict[str, Any] = {}
-    for executor in EXECUTORS:
+    is_tokenizer = path.name in (TOKENIZER, VOCABULARY)
+    for executor in ["tokenizer"] if is_tokenizer else EXECUTORS:
         print(json.dumps({"executor": executor}), flush=True)
         faulthandler.dump_traceback_later(HANG_S - 0.5)
         try:
-            outcomes[executor] = outcome(path, executor)
+            answer = tokenizer_outcome(path) if is_tokenizer else outcome(path, executor)
+            outcomes[executor] = answer
         except BaseException as error:
             trace = traceback.extract_tb(error.__traceback__)
             own = [frame for frame in trace if "penstock" in frame.filename]

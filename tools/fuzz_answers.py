@@ -1,4 +1,5 @@
-"""What executors answer to a file, for ``tools.fuzz``, and whether their answers agree."""
+"""What executors answer to a file, and tokenizers to texts, for ``tools.fuzz``; and whether the
+executors' answers agree."""
 
 from __future__ import annotations
 
@@ -15,6 +16,9 @@ from tests.support import mutants, tf_cases
 import penstock as ps
 from penstock.analysis.type_inference import infer_types
 from penstock.frontends.load import load_text
+from penstock.generation.chat import ChatTemplate
+from penstock.generation.grammar import GrammarVocabulary
+from penstock.generation.tokenizer import TextTokenizer
 
 MAX_BYTES = 2**26
 LIMITS = ps.Limits(
@@ -47,6 +51,26 @@ def outcome(
                 feeds = {name: _nudged(x, rng, nudged) for name, x in feeds.items()}
             outputs.append(session.run(feeds, fetches, targets, timeout=TIMEOUT_S))
         return outputs
+    except ps.InternalError:
+        raise
+    except ps.PenstockError as error:
+        return error
+
+
+def tokenizer_outcome(path: Path) -> Any:
+    """The tokens and texts of a tokenizer's folder, or of a GGUF file's metadata in JSON, or the
+    ``PenstockError`` that there was."""
+    try:
+        if path.is_dir():
+            tokenizer = TextTokenizer.load(path)
+        else:
+            tokenizer = TextTokenizer.of_gguf(json.loads(path.read_bytes()))
+        tokens = [tokenizer.encode(text) for text in ("", "hello world", "a" * 99, "é漢 <|end|>\0")]
+        texts = [tokenizer.decode(own) for own in [*tokens, [0, tokenizer.size, 2**32 - 1]]]
+        GrammarVocabulary(tokenizer).matcher("regex", "[a-z]+").compute_bitmask()
+        if tokenizer.chat_templates:
+            texts.append(ChatTemplate.of(tokenizer).render([{"role": "user", "content": "hi"}]))
+        return [tokens, texts]
     except ps.InternalError:
         raise
     except ps.PenstockError as error:

@@ -20,10 +20,12 @@ from google.protobuf.message import Message
 from tests.support import differential, mutants, tf_cases, tflite_cases, weight_cases
 from tests.support.kernel_draws import DRAWS
 from tests.support.random_graphs import seeded
+from tests.support.tokenizers import gpt2_metadata, llama_metadata, trained_tokenizer
 
 from penstock.frontends.nnpackage.package import MANIFEST
 from penstock.frontends.tensorflow.file import read_graph
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef, SavedModel
+from penstock.generation.gguf_vocabulary import gguf_tokenizer
 from penstock.ir.graph import Model
 from penstock.ops.registry import registered
 from penstock.textual.printer import format_model
@@ -245,6 +247,42 @@ def packed(files: Mapping[str, bytes], compression: int) -> bytes:
     return memory.getvalue()
 
 
+TOKENIZER, VOCABULARY = "tokenizer", "vocabulary.json"
+"""names of a tokenizer's folder, and of a file with the metadata of a GGUF file"""
+_TOKENIZER_SETTINGS = {
+    "bos_token": "<|start|>",
+    "eos_token": {"content": "<|end|>", "lstrip": False},
+    "chat_template": "{{ bos_token }}{% for m in messages %}{{ m.content | trim }}{% endfor %}",
+}
+# Values worth trying in a tokenizer: numbers of tokens, parts of words, patterns and its types.
+_TOKENIZER_WORDS = (
+    *(0, -1, 1, 2, 2**31, 2**32, 2**63, 0.5, -1e300, "", "a", "é", "##", "<0x41>", "a b", "a é"),
+    *("BPE", "Unigram", "WordPiece", "WordLevel", "Sequence", "ByteLevel", "Metaspace", "Strip"),
+    *("Replace", "Fuse", "ByteFallback", "Precompiled", "(a*)*b", "(?=", {"Regex": "(x+x+)+y"}),
+    *([], {}, None, True, ["a", "b"], {"type": "Strip", "content": "a", "start": 9, "stop": 9}),
+    *({"String": ""}, {"type": "Metaspace", "replacement": "_", "prepend_scheme": "first"}),
+    *("{{ 'a' * 10**9 }}", "{{ 1e400 }}", "{% for i in range(10**9) %}a{% endfor %}"),
+)
+
+
+def tokenizer_case(draw: random.Random, _: bool) -> Case:
+    """A tokenizer's folder, or the vocabulary of a GGUF file, with other values or bytes."""
+    if draw.random() < 0.3:
+        metadata = draw.choice([gpt2_metadata, llama_metadata])()
+        data = changed_json(json.dumps(metadata).encode(), draw, _TOKENIZER_WORDS)
+        return Case(VOCABULARY, {"": data})
+    tokenizer = draw.choice([gpt2_metadata, llama_metadata])
+    text = trained_tokenizer() if draw.random() < 0.5 else gguf_tokenizer(tokenizer())
+    settings = json.dumps(_TOKENIZER_SETTINGS)
+    files = {"tokenizer.json": text.to_str().encode(), "tokenizer_config.json": settings.encode()}
+    name = draw.choice(["tokenizer.json"] * 3 + ["tokenizer_config.json"])
+    if draw.random() < 0.8:
+        files[name] = changed_json(files[name], draw, _TOKENIZER_WORDS)
+    else:
+        files[name] = changed_bytes(files[name], draw)
+    return Case(TOKENIZER, files)
+
+
 def text_case(draw: random.Random, _: bool) -> Case:
     graph = seeded(draw.randrange(1000), 6)
     text = format_model(Model({graph.name: graph}, graph.name))
@@ -265,6 +303,7 @@ CASES = {
     "savedmodel": (saved_model_case, 1),
     "text": (text_case, 1),
     "weights": (weights_case, 1),
+    "tokenizer": (tokenizer_case, 1),
     "kernel": (kernel_case, 4),
 }
 """how cases of each format are drawn, and their part of all"""

@@ -40,6 +40,7 @@ from tools.fuzz_cases import (
     saved_model_case,
     text_case,
     tflite_case,
+    tokenizer_case,
 )
 from tools.mutations import changed_bytes, changed_json, changed_text, shrunk
 
@@ -52,7 +53,11 @@ def test_drawn_case_follows_from_seed_and_number():
 
 @pytest.mark.costly
 @pytest.mark.parametrize(
-    "draw", [onnx_case, graph_def_case, saved_model_case, text_case, tflite_case, package_case]
+    "draw",
+    [
+        *(onnx_case, graph_def_case, saved_model_case, text_case, tflite_case, package_case),
+        tokenizer_case,
+    ],
 )
 def test_worker_reports_on_cases_of_each_format(draw, tmp_path):
     with Worker() as worker:
@@ -69,6 +74,23 @@ def test_worker_compares_drawn_nodes_with_numpy(tmp_path, monkeypatch):
     assert category == "difference"
     assert "apart" in text
     assert {drawn("seed", number, False, "kernel").name for number in range(5)} == {case.name}
+
+
+def test_worker_tries_tokenizers_and_vocabularies(tmp_path, monkeypatch):
+    cases = [tokenizer_case(random.Random(seed), False) for seed in range(8)]
+    paths = [case.write(tmp_path / str(number)) for number, case in enumerate(cases)]
+    assert {path.name for path in paths} == {"tokenizer", "vocabulary.json"}
+    assert [tried(path) for path in paths] == [[]] * len(paths)
+
+    def fail(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("penstock.generation.tokenizer._read_tokenizer", fail)
+    monkeypatch.setattr("penstock.generation.gguf_vocabulary.gguf_tokenizer", fail)
+    for path in paths:
+        ((category, text),) = tried(path)
+        assert category == "foreign"
+        assert text.startswith("tokenizer: ZeroDivisionError")
 
 
 def test_disagreements_are_other_answers_and_other_verdicts(tmp_path):
