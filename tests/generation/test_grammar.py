@@ -227,3 +227,11 @@ def test_tokenizer_that_grammars_cannot_read_is_refused(
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback()])
     with pytest.raises(InvalidInput, match=rf"not fit for grammars: .*{message}"):
         GrammarVocabulary(TextTokenizer(tokenizer))
+
+
+@pytest.mark.parametrize("form", ["grammar", "json_schema", "regex"])
+def test_grammar_with_half_of_a_surrogate_pair_is_refused(
+    vocabulary: GrammarVocabulary, form: str
+) -> None:
+    with pytest.raises(InvalidInput, match=f"{form}: "):
+        TokenGrammar(vocabulary, form, '{"const": "\ud800"}')

@@ -83,16 +83,16 @@ class GrammarVocabulary:
             raise InvalidInput(f"{form!r} is no form of a text: one of {', '.join(CONSTRAINTS)} is")
         if len(text) > _MOST_LETTERS:
             raise InvalidInput(f"{form}: it has {len(text):,} letters, more than {_MOST_LETTERS:,}")
-        if form == "json_schema":
-            try:
+        try:
+            if form == "json_schema":
                 _check_numbers(json.loads(text))
                 grammar = LLMatcher.grammar_from_json_schema(text)
-            except (ValueError, RecursionError) as error:
-                raise InvalidInput(f"json_schema: {error}") from error
-        elif form == "regex":
-            grammar = LLMatcher.grammar_from_regex(text)
-        else:
-            grammar = LLMatcher.grammar_from_lark(text)
+            elif form == "regex":
+                grammar = LLMatcher.grammar_from_regex(text)
+            else:
+                grammar = LLMatcher.grammar_from_lark(text)
+        except (ValueError, RecursionError) as error:  # such as half of a surrogate pair
+            raise InvalidInput(f"{form}: {error}") from error
         matcher = _on_large_stack(lambda: LLMatcher(self._tokenizer, grammar, log_level=0))
         if matcher.is_error():
             raise InvalidInput(f"{form}: {_message(matcher)}")
