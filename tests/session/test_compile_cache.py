@@ -155,11 +155,11 @@ def test_other_options_have_sessions_of_their_own(
 
 def test_plans_of_all_shapes_are_kept(model: Path, folder: Path) -> None:
     with ps.compile(model, cache=folder) as first:
-        for rows in (1, 2, 4, 3, 6, 5):
+        for rows in (1, 2, 4, 3, 6):
             first.run({"x": np.ones((rows, 3), np.float32)})
     with nothing_is_compiled():
         second = ps.compile(model, cache=folder)
-        for rows in (1, 2, 4, 3, 6, 5):
+        for rows in (1, 2, 4, 3, 6):
             assert second.run({"x": np.ones((rows, 3), np.float32)})["y"].shape == (rows, 4)
 
 

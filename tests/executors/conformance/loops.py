@@ -41,7 +41,8 @@ class Loops(ExecutorTests):
                 y = Scan <num_scan_inputs = 1, body = b (string a) => (string c) { c = StringConcat (a, a) }> (x)
             }""")
         )
-        self.assert_same(session(np.array(["a", "", "bc"], object)), ["aa", "", "bcbc"])
+        doubled = np.array(["aa", "", "bcbc"], object)
+        self.assert_same(session(np.array(["a", "", "bc"], object)), doubled)
 
     def test_loop_carried_view_of_a_value_of_the_body_is_correct(self):
         session = self.compile(
