@@ -173,7 +173,44 @@ def parsed() -> None:
     case("ParseExample", "ParseExample", {"serialized": texts}, **pairs)
 
 
+def written() -> None:
+    """Text in other forms, and ranges."""
+    table = words("a", "ä", "", "d", "€", "f", "g", "h").reshape(2, 2, 2)
+    for name, axes, keep in (
+        ("last", [2], False),
+        ("two", [2, 0], False),
+        ("kept", [-3, 1], True),
+        ("all", [0, 1, 2], False),
+        ("none", [], False),
+    ):
+        indices = np.array(axes, np.int32)
+        more = {"reduction_indices": indices, "keep_dims": keep, "separator": "-"}
+        case(f"ReduceJoin_{name}", "ReduceJoin", {"inputs": table}, **more)
+    joined = {"inputs": table, "reduction_indices": np.array([1], np.int32)}
+    case("ReduceJoin_dynamic", "ReduceJoin", joined)
+    empty = {"inputs": words().reshape(2, 0)}
+    case("ReduceJoin_of_nothing", "ReduceJoin", empty, reduction_indices=np.array([1], np.int32))
+    data = words(b"\x01\x02\x03\x84", b"\xff\xfe\x00\x01")
+    for kind in (tf.uint8, tf.int16, tf.int32, tf.float32):
+        for little in (True, False):
+            label = f"DecodeRaw_{kind.name}_{little}"
+            case(label, "DecodeRaw", {"bytes": data}, out_type=kind, little_endian=little)
+    texts = words("", "a", "ab", "abc", b"\xff\xfe\xfd>?")
+    for pad in (False, True):
+        case(f"EncodeBase64_{pad}", "EncodeBase64", {"input": texts}, pad=pad)
+    case(
+        "DecodeBase64",
+        "DecodeBase64",
+        {"input": words("", "YQ", "YQ==", "YWI=", "YWJj", "__79Pj8")},
+    )
+    ends = {"starts": np.array([0, 5, 3], np.int32), "limits": np.array([4, 1, 3], np.int32)}
+    case("RaggedRange", "RaggedRange", ends, deltas=np.array([1, -2, 7], np.int32))
+    case("RaggedRange_scalar", "RaggedRange", ends, deltas=np.int32(2), Tsplits=tf.int32)
+    reals = {"starts": np.array(0.5, F), "limits": np.array([2, -1], F)}
+    case("RaggedRange_dynamic", "RaggedRange", reals, deltas=np.float32(0.4))
+
+
 if __name__ == "__main__":
-    for make in (reshaped, filled, arranged, products, split, parsed):
+    for make in (reshaped, filled, arranged, products, split, parsed, written):
         make()
     save("sparse")

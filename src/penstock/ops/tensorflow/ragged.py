@@ -32,6 +32,39 @@ def _checked_splits(splits: np.ndarray, count: int) -> list[tuple[int, int]]:
     return list(pairwise(splits.tolist()))
 
 
+# RaggedRange
+
+
+def _infer_range(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    splits = common.named_dtype(attrs, "Tsplits", "int64")
+    return TensorType(splits, (None,)), TensorType(rules.tensor(types, 0).dtype, (None,))
+
+
+@common.operator("RaggedRange", infer=_infer_range)
+def ragged_range(node: Node, types: Types) -> Kernel:
+    """Row splits and values of ranges; inputs are vectors of one length, or scalars."""
+    dtype = common.named_dtype(node.attrs, "Tsplits", "int64")
+
+    def run(*inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        counts = {len(x) for x in inputs if x.ndim}
+        if any(x.ndim > 1 for x in inputs) or len(counts) > 1:
+            shapes = [x.shape for x in inputs]
+            raise ShapeError(f"ranges need scalars or vectors of one length, not {shapes}")
+        starts, limits, steps = [np.broadcast_to(x, [*counts] or [1]) for x in inputs]
+        if not steps.all():
+            raise ShapeError("the step of a range is 0")
+        lengths = np.maximum(np.ceil((limits - starts) / steps), 0)
+        total = float(lengths.sum())
+        reserve(int(min(total, 2**60)) * starts.itemsize)
+        splits = np.concatenate([[0], np.cumsum(lengths)]).astype(dtype)
+        places = np.arange(int(total)) - np.repeat(splits[:-1], lengths.astype(np.int64))
+        sizes = lengths.astype(np.int64)
+        values = np.repeat(starts, sizes) + places * np.repeat(steps, sizes)
+        return splits, values.astype(starts.dtype)
+
+    return Kernel(run)
+
+
 # RaggedTensorToTensor
 
 

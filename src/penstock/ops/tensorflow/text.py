@@ -6,6 +6,8 @@ bytes.
 
 from __future__ import annotations
 
+import base64
+import math
 import re
 import string
 from collections.abc import Callable, Iterable, Sequence, Sized
@@ -191,9 +193,88 @@ def string_join(*inputs: np.ndarray, separator: str = "") -> np.ndarray:
     return strings([_valid(separator.join(row)) for row in rows], shapes[0])
 
 
+def _infer_reduced(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shape, axes = rules.tensor(types, 0).shape, rules.all_known(rules.ints(types, consts, 1))
+    if shape is None or axes is None:
+        return (TensorType(STRING),)
+    gone = rules.normalize_axes(axes, len(shape))
+    kept = [dim for i, dim in enumerate(shape) if i not in gone]
+    dims = [1 if i in gone else dim for i, dim in enumerate(shape)]
+    return (TensorType(STRING, tuple(dims if attrs.get("keep_dims") else kept)),)
+
+
+@array_operator("ReduceJoin", infer=_infer_reduced)
+def reduce_join(
+    x: np.ndarray, axes: np.ndarray, *, keep_dims: bool = False, separator: str = ""
+) -> np.ndarray:
+    """Join the strings along axes; places along the first one given follow each other."""
+    gone = rules.normalize_axes(axes.reshape(-1).tolist(), x.ndim)
+    kept = [i for i in range(x.ndim) if i not in gone]
+    dims = [1 if i in gone else n for i, n in enumerate(x.shape)]
+    shape = dims if keep_dims else [x.shape[i] for i in kept]
+    count = math.prod([x.shape[i] for i in gone])
+    rows = x.transpose([*kept, *gone[::-1]]).reshape(math.prod(shape), count).tolist()
+    reserve(sum(len(text) for row in rows for text in with_checkpoints(row)))
+    return strings([_valid(separator.join(row)) for row in with_checkpoints(rows)], shape)
+
+
 def _valid(text: str) -> str:
     """Decode invalid bytes again: those at the ends of joined parts may form a character."""
     return text if text.isascii() else decoded(encoded(text))
+
+
+# Bytes in text.
+
+
+def _infer_raw(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shape = rules.tensor(types, 0).shape
+    dtype = common.named_dtype(attrs, "out_type")
+    return (TensorType(dtype, None if shape is None else (*shape, None)),)
+
+
+@operator("DecodeRaw", infer=_infer_raw)
+def decode_raw(node: Node, types: Types) -> Kernel:
+    """The elements whose bytes each string holds; all strings have the same number of them."""
+    dtype = common.named_dtype(node.attrs, "out_type")
+    stored = dtype.newbyteorder("<" if node.attrs["little_endian"] else ">")
+
+    def run(x: np.ndarray) -> np.ndarray:
+        parts = [encoded(text) for text in texts(x)]
+        sizes = {len(part) for part in parts} or {0}
+        if len(sizes) > 1 or min(sizes) % dtype.itemsize:
+            raise ShapeError(
+                f"strings of {sorted(sizes)[:9]} bytes must have the same number of elements of "
+                f"{dtype.itemsize}"
+            )
+        return np.frombuffer(b"".join(parts), stored).astype(dtype).reshape(*x.shape, -1)
+
+    return Kernel(run)
+
+
+@array_operator("EncodeBase64", infer=_same)
+def encode_base64(x: np.ndarray, *, pad: bool = False) -> np.ndarray:
+    """Base64 for URLs (RFC 4648, section 5), perhaps padded."""
+
+    def written(text: str) -> str:
+        data = base64.urlsafe_b64encode(encoded(text)).decode()
+        return data if pad else data.rstrip("=")
+
+    return mapped(written, x)
+
+
+_BASE64 = re.compile(r"[A-Za-z0-9_-]*={0,2}")
+
+
+@array_operator("DecodeBase64", infer=_same)
+def decode_base64(x: np.ndarray) -> np.ndarray:
+    def read(text: str) -> str:
+        data = text.rstrip("=")
+        missing = -len(data) % 4
+        if not _BASE64.fullmatch(text) or missing == 3 or len(text) - len(data) > missing:
+            raise ShapeError(f"{text!r:.100} is no base64 for URLs")
+        return decoded(base64.urlsafe_b64decode(data + "=" * missing))
+
+    return mapped(read, x)
 
 
 # Splitting and substrings.
@@ -248,8 +329,8 @@ def string_split(x: np.ndarray, separator: np.ndarray, *, maxsplit: int) -> tupl
 def string_split_at(
     x: np.ndarray, delimiter: np.ndarray, *, skip_empty: bool
 ) -> tuple[np.ndarray, ...]:
-    """As ``StringSplitV2``, at each byte of the delimiter; without a delimiter, into bytes. Several
-    bytes split the empty text into nothing, and a single one into one part."""
+    """As ``StringSplitV2``, at each byte of the delimiter; without a delimiter, into bytes. The
+    empty text has no parts."""
     if x.ndim != 1 or delimiter.ndim:
         raise ShapeError(
             f"the input must have rank 1 and the delimiter rank 0, but have shapes {x.shape} and "
@@ -260,7 +341,7 @@ def string_split_at(
     rows = []
     for text in texts(x):
         data = encoded(text)
-        if between and (data or len(ends) == 1):
+        if between and data:
             parts = between.split(data)
         else:
             parts = [data[i : i + 1] for i in range(len(data))]
