@@ -211,7 +211,7 @@ def reduce_join(
     gone = rules.normalize_axes(axes.reshape(-1).tolist(), x.ndim)
     kept = [i for i in range(x.ndim) if i not in gone]
     dims = [1 if i in gone else n for i, n in enumerate(x.shape)]
-    shape = dims if keep_dims else [x.shape[i] for i in kept]
+    shape = tuple(dims if keep_dims else [x.shape[i] for i in kept])
     count = math.prod([x.shape[i] for i in gone])
     rows = x.transpose([*kept, *gone[::-1]]).reshape(math.prod(shape), count).tolist()
     reserve(sum(len(text) for row in rows for text in with_checkpoints(row)))
