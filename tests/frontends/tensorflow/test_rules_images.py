@@ -67,3 +67,12 @@ def test_gradient_with_channels_first_equals_that_with_channels_last(op: str) ->
     last, first = (gradient_of(op, order, inputs, **attrs) for order in ("NHWC", "NCHW"))
     assert last.any()
     np.testing.assert_allclose(first, last, rtol=1e-5, atol=1e-5)
+
+
+def test_places_of_maxima_need_the_dims_of_the_image() -> None:
+    g = Builder()
+    x = g.placeholder("x", "float32", 1, -1, 4, 2)
+    sizes = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "VALID"}
+    g.node("MaxPoolWithArgmax", x, name="y", T=Type("float32"), **sizes)
+    with pytest.raises(ps.Unsupported, match="the dims of its image are unknown"):
+        ps.compile(g.bytes())

@@ -1,5 +1,5 @@
 """Makes ``sparse.npz.xz``, as ``make.py`` does ``cases.npz.xz``: operations on sparse tensors, and
-those whose results are such: StringSplit and ParseExample."""
+those whose results are such (StringSplit, ParseExample); and more of text and images."""
 
 from __future__ import annotations
 
@@ -210,7 +210,19 @@ def written() -> None:
     case("RaggedRange_dynamic", "RaggedRange", reals, deltas=np.float32(0.4))
 
 
+def places_of_maxima() -> None:
+    x = np.round(real(2, 7, 6, 3), 1)  # with equal elements
+    for padding in ("SAME", "VALID"):
+        for batch in (False, True):
+            more = {"padding": padding, "include_batch_in_index": batch}
+            size = {"ksize": [1, 3, 2, 1], "strides": [1, 2, 2, 1]}
+            label = f"MaxPoolWithArgmax_{padding}_{batch}"
+            case(label, "MaxPoolWithArgmax", {"input": x}, **size, **more)
+    size = {"ksize": [1, 2, 2, 1], "strides": [1, 1, 1, 1], "Targmax": tf.int32}
+    case("MaxPoolWithArgmax_int32", "MaxPoolWithArgmax", {"input": x}, padding="SAME", **size)
+
+
 if __name__ == "__main__":
-    for make in (reshaped, filled, arranged, products, split, parsed, written):
+    for make in (reshaped, filled, arranged, products, split, parsed, written, places_of_maxima):
         make()
     save("sparse")

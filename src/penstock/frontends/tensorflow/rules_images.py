@@ -15,7 +15,7 @@ from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, rule
 from penstock.ir.graph import Value
 from penstock.ir.op import AttrDict, Attrs
-from penstock.ops.common.shape_rules import all_known
+from penstock.ops.common.shape_rules import all_known, element_number
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.windows import backward_attrs
 
@@ -211,6 +211,30 @@ def max_pool_v2(c: Conversion) -> None:
     for i, name in ((1, "ksize"), (2, "strides")):
         c.attrs[name] = c.constant_integers(i, name)
     pool(c)
+
+
+@rule("MaxPoolWithArgmax")
+def max_pool_with_argmax(c: Conversion) -> None:
+    """ONNX counts places with the channels first, TensorFlow with the channels last."""
+    image_format = ImageFormat(c, 2)
+    known = (c.shape(0) or (None, None))[1:]
+    dims = all_known(known)
+    if dims is None or len(dims) != 3 or not image_format.channels_last:
+        raise InexpressibleError("the dims of its image are unknown; export the model with them")
+    area, channels = dims[0] * dims[1], dims[2]
+    x = image_format.channels_first(c.inputs[0])
+    pooled, places = c.emit_several("MaxPool", [x], _pool_attrs(image_format), count=2)
+    plane = c.emit("Div", [places, c.constant(area)])
+    channel = c.emit("Mod", [plane, c.constant(channels)])
+    inside = c.emit("Mul", [c.emit("Mod", [places, c.constant(area)]), c.constant(channels)])
+    found = c.emit("Add", [inside, channel])
+    if c.attrs["include_batch_in_index"]:
+        image = c.emit("Div", [plane, c.constant(channels)])
+        found = c.emit("Add", [found, c.emit("Mul", [image, c.constant(area * channels)])])
+    last = c.emit("Transpose", [found], {"perm": [0, 2, 3, 1]})
+    c.emit_final("Transpose", [pooled], {"perm": [0, 2, 3, 1]}, outputs=c.outputs[:1])
+    to = {"to": element_number(c.attrs["Targmax"])}
+    c.emit_extra_output(c.outputs[1], "Cast", [last], to)
 
 
 @rule("MaxPoolGrad", "MaxPool3DGrad", "AvgPoolGrad", "AvgPool3DGrad")
