@@ -33,7 +33,7 @@ before = most()
 with ps.compile(model, threads=1) as session:
     session.run({"x": x[0]})
 alone = most()
-points = ps.quantize(model, list(x), max_error=1e-3, threads=1, timeout=8).report["points"]
+points = ps.quantize(model, list(x), max_error=1e-3, threads=1, timeout=16).report["points"]
 print(json.dumps([before, alone, most(), len(points)]))
 """
 

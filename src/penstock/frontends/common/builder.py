@@ -231,8 +231,7 @@ class NodeBuilder:
         domain: str = "",
     ) -> list[Value]:
         """Emit a node before the final one, and return its ``count`` outputs."""
-        hints = [op.lower() if i == 0 else f"{op.lower()}{i}" for i in range(count)]
-        outputs = [Value(self.fresh(hint)) for hint in hints]
+        outputs = [Value(self.fresh(op.lower())) for _ in range(count)]
         self.append(op, domain, inputs, outputs, attrs, outputs[0].name)
         return outputs
 

@@ -91,6 +91,7 @@ class Conversion(NodeBuilder):
         self.op = proto.op
         self.references = references
         self.controls = controls
+        self.given: set[str] = set()
 
     def input_constant(self, index: int) -> np.ndarray | None:
         """Return input ``index`` if it is a constant of the file, a frozen variable, or an argument
@@ -101,7 +102,11 @@ class Conversion(NodeBuilder):
         return self.scope.constant(source) if array is None and source else array
 
     def fresh(self, hint: str) -> str:
-        return f"{self.stem}#{hint}_{len(self.nodes)}"
+        name = f"{self.stem}#{hint}_{len(self.nodes)}"
+        while name in self.given:  # a node may have several outputs
+            name += "_"
+        self.given.add(name)
+        return name
 
     def emit_same_op(self, attrs: Iterable[str] | None = None, **more: Any) -> Node:
         """Emit the operation of the same name in the domain "tensorflow" as the final node, with
