@@ -297,7 +297,7 @@ def products(t: Family) -> Iterator[Quantized]:
 
 
 def wide_transposes(t: Family) -> Iterator[Quantized]:
-    """Of so many channels that they are convolutions of codes."""
+    """With enough channels to be convolutions of codes."""
     rng, ends = np.random.default_rng(3), np.iinfo(t.dtype)
     for size, step, padding, act in ((1, 2, 0, 0), (3, 2, 0, 1), (3, 3, 1, 0), (4, 1, 1, 3)):
         dtype, zero = ("uint8", 130) if t.dtype == "uint8" else ("int8", 0)

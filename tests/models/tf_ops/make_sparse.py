@@ -158,9 +158,8 @@ def parsed() -> None:
     }
     case("ParseExampleV2", "ParseExampleV2", {"serialized": texts}, **given)
     case("ParseExampleV2_dynamic", "ParseExampleV2", {"serialized": texts[:1]}, **given)
-    plain = given | {"ragged_keys": words(), "ragged_value_types": [], "ragged_split_types": []}
     one = np.array(texts[0], object)
-    case("ParseExampleV2_one", "ParseExampleV2", {"serialized": one}, **plain)
+    case("ParseExampleV2_one", "ParseExampleV2", {"serialized": one}, **given)
     case("ParseExampleV2_none", "ParseExampleV2", {"serialized": words()}, **given)
     pairs = {
         "names": words(),

@@ -152,8 +152,8 @@ def _emit_code_transpose(c: OperatorConversion, kernel: Value, attrs: Attrs) -> 
 
 
 def _transposed_codes(c: OperatorConversion) -> CodeLayer | None:
-    """Return the codes' parameters of a TRANSPOSE_CONV of known shapes and so many channels that
-    products of codes pay off though most of them are with zeros."""
+    """Return the codes' parameters of a TRANSPOSE_CONV with known shapes, and with enough channels
+    that multiplying codes pays off although most of the products are with zeros."""
     x, w = all_known(c.shape(2) or (None,)), all_known(c.shape(1) or (None,))
     if x is None or w is None or len(w) != 4 or c.integers(0) is None:
         return None

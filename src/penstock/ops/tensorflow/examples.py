@@ -38,6 +38,7 @@ _LISTS = {1: STRING, 2: FLOAT32, 3: INT64}
 """the dtype of a feature's list, by its field"""
 _NAMES = {STRING: "bytes_list", FLOAT32: "float_list", INT64: "int64_list"}
 _VARINT, _EIGHT, _LENGTH, _FOUR = 0, 1, 2, 5  # wire types
+_WIRES = {STRING: {_LENGTH}, FLOAT32: {_LENGTH, _FOUR}, INT64: {_LENGTH, _VARINT}}
 
 Features: TypeAlias = dict[str, np.ndarray]
 
@@ -75,7 +76,10 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 def _list(data: bytes, dtype: np.dtype) -> np.ndarray:
     """The values of a list, each a field of its own, or numbers packed in one."""
-    parts = [part for number, _, part in _fields(data) if number == 1]
+    fields = [(wire, part) for number, wire, part in _fields(data) if number == 1]
+    if not {wire for wire, _ in fields} <= _WIRES[dtype]:
+        raise IndexError
+    parts = [part for _, part in fields]
     if dtype == STRING:
         return strings([decoded(part) for part in parts], (len(parts),))
     packed = b"".join(parts)
@@ -90,15 +94,21 @@ def _list(data: bytes, dtype: np.dtype) -> np.ndarray:
     return np.array(numbers, np.uint64).view(INT64)
 
 
+def _messages(data: bytes) -> list[tuple[int, bytes]]:
+    """The fields that are messages or strings; others are of no version of the format."""
+    return [(number, part) for number, wire, part in _fields(data) if wire == _LENGTH]
+
+
 def _features(text: str) -> Features:
     """The features of an example by key, but those without a list. Raises ``IndexError``."""
     found: Features = {}
-    messages = [part for number, _, part in _fields(encoded(text)) if number == 1]
-    for _, _, entry in [field for message in messages for field in _fields(message)]:
-        parts = {number: part for number, _, part in _fields(entry)}
-        kinds = [*_fields(parts.get(2, b""))]
-        if kinds and kinds[-1][0] in _LISTS:
-            found[decoded(parts.get(1, b""))] = _list(kinds[-1][2], _LISTS[kinds[-1][0]])
+    messages = [part for number, part in _messages(encoded(text)) if number == 1]
+    for _, entry in [field for message in messages for field in _messages(message)]:
+        parts = dict(_messages(entry))
+        lists = _messages(parts.get(2, b""))
+        if lists and lists[-1][0] in _LISTS:
+            number, values = lists[-1]
+            found[decoded(parts.get(1, b""))] = _list(values, _LISTS[number])
     return found
 
 
@@ -127,22 +137,26 @@ def _dense(
     rows: Sequence[np.ndarray | None], key: str, dims: Sequence[int], default: np.ndarray
 ) -> np.ndarray:
     """The values of a dense feature, [examples, *dims]."""
-    varies, size = dims[:1] == [-1], math.prod(dims[dims[:1] == [-1] :])
+    varies = dims[:1] == [-1]
+    size = math.prod(dims[varies:])
     if varies and default.size != 1:
         raise ShapeError(f"feature {key!r} has a length that varies, and no single default")
-    longest = max([0 if row is None else len(row) for row in rows], default=0)
-    count = longest // max(size, 1) * size if varies else size
+    count = max([len(row) for row in rows if row is not None], default=0) if varies else size
     reserve(len(rows) * count * default.itemsize)
     result = np.empty((len(rows), count), default.dtype)
     for i, row in enumerate(rows):
-        if row is None and not varies and default.size != count:
-            raise ShapeError(f"example {i} has no feature {key!r}, which has no default")
-        if row is not None and (len(row) % max(size, 1) if varies else len(row) != count):
-            raise ShapeError(f"feature {key!r} of example {i} has {len(row)} values, not {count}")
-        own = 0 if row is None else len(row)
-        result[i, :own] = row if own else result[i, :0]
-        if row is None or varies:
-            result[i, own:] = default.reshape(-1)
+        if row is None:
+            if not varies and default.size != count:
+                raise ShapeError(f"example {i} has no feature {key!r}, which has no default")
+            result[i] = default.reshape(-1)
+            continue
+        rest = len(row) % size if varies and size else len(row) - count * (not varies)
+        if rest:
+            wanted = f"a multiple of {size}" if varies else f"{size}"
+            raise ShapeError(f"feature {key!r} of example {i} has {len(row)} values, not {wanted}")
+        result[i, : len(row)] = row
+        if varies:
+            result[i, len(row) :] = default.reshape(-1)
     return result.reshape(len(rows), *[count // max(size, 1)] * varies, *dims[varies:])
 
 
@@ -210,7 +224,8 @@ def parse_example(node: Node, types: Types) -> Kernel:
         pairs = [_joined(_values(examples, key, dtype), dtype) for key, dtype in ragged]
         outputs += [joined for joined, _ in pairs]
         for (_, rows), dtype in zip(pairs, split_types, strict=True):
-            outputs.append(np.cumsum([0, *map(len, rows)]).astype(dtype))
+            ends = [] if one else [0, *map(len, rows)]  # a single example has no rows
+            outputs.append(np.cumsum(ends).astype(dtype))
         return common.outputs(outputs)
 
     return Kernel(run)

@@ -55,7 +55,9 @@ def ragged_range(node: Node, types: Types) -> Kernel:
             raise ShapeError("the step of a range is 0")
         lengths = np.maximum(np.ceil((limits - starts) / steps), 0)
         total = float(lengths.sum())
-        reserve(int(min(total, 2**60)) * starts.itemsize)
+        if not total < 2**48:
+            raise ShapeError(f"ranges of {total:g} elements are too long")
+        reserve(int(total) * (starts.itemsize + 16))
         splits = np.concatenate([[0], np.cumsum(lengths)]).astype(dtype)
         places = np.arange(int(total)) - np.repeat(splits[:-1], lengths.astype(np.int64))
         sizes = lengths.astype(np.int64)

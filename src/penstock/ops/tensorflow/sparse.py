@@ -92,8 +92,8 @@ def sparse_fill_empty_rows(
     dims = _checked(indices, values, shape)
     if not dims or default.ndim:
         raise ShapeError("a sparse tensor with rows and a scalar as default value are needed")
-    # Counts would take memory for rows that a shape only claims to have.
-    reserve(9 * dims[0])
+    # Rows that a shape only claims to have take memory: for their counts, indices and order.
+    reserve((4 + 2 * len(dims)) * 8 * dims[0])
     counts = np.bincount(indices[:, 0], minlength=dims[0])
     empty = counts == 0
     first = np.zeros((int(empty.sum()), len(dims)), np.int64)

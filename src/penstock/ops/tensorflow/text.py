@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.checkpoints import with_checkpoints
-from penstock.core.types import INT64, STRING, ShapeError, TensorType, Type
+from penstock.core.types import BOOL, INT64, STRING, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
@@ -246,7 +246,9 @@ def decode_raw(node: Node, types: Types) -> Kernel:
                 f"strings of {sorted(sizes)[:9]} bytes must have the same number of elements of "
                 f"{dtype.itemsize}"
             )
-        return np.frombuffer(b"".join(parts), stored).astype(dtype).reshape(*x.shape, -1)
+        # Bytes other than 0 and 1 are no truth values.
+        elements = np.frombuffer(b"".join(parts), np.uint8 if dtype == BOOL else stored)
+        return elements.astype(dtype).reshape(*x.shape, sizes.pop() // dtype.itemsize)
 
     return Kernel(run)
 
