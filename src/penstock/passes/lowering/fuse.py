@@ -5,7 +5,6 @@ chains.
                   z -'                              z -'
 
 Elementwise operations on the result of a DequantizeLinear read the quantized codes instead, each
-Elementwise operations on the result of a DequantizeLinear read the quantized codes instead, each
 with a conversion of its own in its fused node.
 This pass proposes chains. A ``FusionPolicy`` decides whether a backend has a kernel for a chain,
 and whether that kernel is expected to be faster than separate nodes. Other chains stay.
