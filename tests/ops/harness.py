@@ -76,7 +76,7 @@ def unsaturated(codes: np.ndarray) -> np.ndarray:
     """Codes of weights whose products with uint8 ONNX Runtime adds up exactly on this machine. On
     x86-64 without VNNI it adds up pairs as int16, which saturate: int8 has seven bits then."""
     loaded = library()
-    saturates = loaded is not None and loaded.functions.integer_instructions not in ("AMX", "VNNI")
+    saturates = loaded is not None and loaded.integer_instructions not in ("AMX", "VNNI")
     return np.asarray(codes // 2) if saturates and codes.dtype == np.int8 else codes
 
 

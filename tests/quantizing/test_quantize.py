@@ -141,7 +141,7 @@ def test_search_that_was_stopped_is_resumed(tmp_path):
 
 def rounds_to_bfloat16():
     loaded = library()
-    return loaded is not None and bool(loaded.functions.multiplies_bfloat16)
+    return loaded is not None and bool(loaded.multiplies_bfloat16)
 
 
 def test_bfloat16_is_measured_where_the_processor_multiplies_it(tmp_path, monkeypatch):

@@ -132,8 +132,7 @@ def test_bf16_on_a_processor_without_it_warns_and_computes_in_float32(monkeypatc
 
 
 @pytest.mark.skipif(
-    library() is None or not library().functions.multiplies_bfloat16,
-    reason="no instructions for bfloat16",
+    library() is None or not library().multiplies_bfloat16, reason="no instructions for bfloat16"
 )
 def test_bf16_is_told_of_the_steps_that_round():
     session = ps.compile(wide_product(), precision="bf16", shapes={})

@@ -37,9 +37,13 @@ class NativeLibrary:
     operations: Mapping[str, int]  # of elementwise programs
     call: Callable[..., Any]
     functions: Any
-    """the functions of the module: ``set_threads``, and those that take any arrays or strings;
-    ``integer_speed``, operations per nanosecond, by ``integer_instructions``; and
-    ``multiplies_bfloat16``, whether the processor does"""
+    """the functions of the module: ``set_threads``, and those that take any arrays or strings"""
+    integer_speed: int
+    """operations per nanosecond of products of integers"""
+    integer_instructions: str
+    """what these use beyond the level, such as VNNI, or nothing"""
+    multiplies_bfloat16: bool
+    """whether the processor does"""
 
     def __repr__(self) -> str:
         return f"NativeLibrary({self.level!r}, {self.path!r}, {len(self.kernels)} kernels)"
@@ -48,7 +52,7 @@ class NativeLibrary:
     def instructions(self) -> str:
         """The level, and what its kernels use beyond it, such as "plain aarch64 with i8mm"."""
         level = f"plain {platform.machine()}" if self.level == "plain" else self.level
-        more = self.functions.integer_instructions
+        more = self.integer_instructions
         return f"{level} with {more}" if more else level
 
     def call_of(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -149,8 +153,10 @@ def load_level(level: str) -> NativeLibrary | None:
             f"{_CHOSEN}=off does without them"
         )
     kernels = frozenset(module.kernels)
-    operations = {name: i for i, name in enumerate(module.elementwise_operations)}
-    return NativeLibrary(level, module.__file__, kernels, operations, module.Call, module)
+    operations = {name: i for i, name in enumerate(module.elementwise_operations())}
+    speed, more = module.integer_products()
+    path, call, narrow = module.__file__, module.Call, module.multiplies_bfloat16()
+    return NativeLibrary(level, path, kernels, operations, call, module, speed, more, narrow)
 
 
 @cache

@@ -243,7 +243,7 @@ def quantize(model: ModelLike, data: Source, **options: object) -> Quantized:
         if own.independent_rows:
             search.leave_out(["dynamic"])
         loaded_kernels = library()
-        if loaded_kernels is None or not loaded_kernels.functions.multiplies_bfloat16:
+        if loaded_kernels is None or not loaded_kernels.multiplies_bfloat16:
             search.leave_out(ROUNDING)
         if own.resume is not None:
             search.record = Record.at(Path(own.resume), _key(folded, form, samples, own))

@@ -21,7 +21,7 @@ from tests.support.native_kernels import (
     node_of,
 )
 
-ROUNDING = [library for library in LIBRARIES if library.functions.multiplies_bfloat16]
+ROUNDING = [library for library in LIBRARIES if library.multiplies_bfloat16]
 
 pytestmark = pytest.mark.skipif(not ROUNDING, reason="no instructions for bfloat16")
 

@@ -21,7 +21,7 @@ from tests.support.onnx_text import model_from_text
 from tests.support.passes import fusing_context
 
 LOADED = library()
-ROUNDS = LOADED is not None and bool(LOADED.functions.multiplies_bfloat16)
+ROUNDS = LOADED is not None and bool(LOADED.multiplies_bfloat16)
 
 ROUNDED = "x16 = Cast<to=16>(x) xr = Cast<to=1>(x16) w = Cast<to=1>(w16) "
 

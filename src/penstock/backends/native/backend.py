@@ -87,7 +87,7 @@ class NativeBackend(SpecializingBackend):
                 "PENSTOCK_NATIVE=off turns them off"
             )
         self.library, self._precision, self.reproducible = loaded, precision, reproducible
-        self.narrow = precision == "bf16" and bool(loaded.functions.multiplies_bfloat16)
+        self.narrow = precision == "bf16" and bool(loaded.multiplies_bfloat16)
         """whether operands of large products are rounded to bfloat16"""
 
     def work(self, node: Node) -> Workload | None:
@@ -118,7 +118,7 @@ class NativeBackend(SpecializingBackend):
         to 0, and have another summation order."""
         if self.reproducible or self._precision == "strict":
             return False
-        return bool(self.library.functions.multiplies_bfloat16)
+        return bool(self.library.multiplies_bfloat16)
 
     def _rounds(self, node: Node) -> bool:
         """Whether operands of a node are rounded where they may be: if it is a suitable product."""

@@ -377,7 +377,7 @@ def _call(
     parts = min(_ITEMS // positions, every, max(ops // _LEAST_WORK, size // _LEAST_WEIGHTS))
     parts = max(parts, -(-size // _MOST_WEIGHTS) if positions > 1 else 1, 1)
     some = _up(-(-every // parts), _GROUP)
-    rated = ops / site.library.functions.integer_speed
+    rated = ops / site.library.integer_speed
     work = Workload("codes image, a part", seen * channels, rated, 0, seen * every * _PANEL)
     # A model's weights may exceed the caches: threads that pay off then cost little otherwise.
     read = Workload("codes product", weights=size, items=1)

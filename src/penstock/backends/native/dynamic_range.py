@@ -38,7 +38,7 @@ def dynamic_range_call(site: Site) -> NativeCall | None:
     parts = max(1, min(8 // blocks, 2 * block * columns * depth // _LEAST_WORK))
     some = -(-every // parts // _GROUP) * _GROUP
     pieces = blocks * -(-every // some)
-    ops = 2 * block * columns * depth / site.library.functions.integer_speed
+    ops = 2 * block * columns * depth / site.library.integer_speed
     work = Workload("codes image, a part", block * depth, ops, 0, block * columns)
     return NativeCall(
         "dynamic_range_rows",

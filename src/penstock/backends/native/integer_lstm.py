@@ -22,7 +22,7 @@ def lstm_workload(node: Node) -> Workload | None:
     if loaded is None or len(known) < 2:
         return None
     (steps, rows, features), (*_, units) = known
-    return _work(steps, rows, features, units, loaded.functions.integer_speed)
+    return _work(steps, rows, features, units, loaded.integer_speed)
 
 
 def _work(steps: int, rows: int, features: int, units: int, speed: int) -> Workload:
@@ -54,7 +54,7 @@ def integer_lstm_call(site: Site) -> NativeCall | None:
     numbers, shifts = [part.astype(INT32) for part in multiplier(np.array(site.attr("scales", [])))]
     room = sizes[0][0] + sizes[1][0] + 8 * columns
     step, row = (1, steps) if batch_first else (batch, 1)
-    work = _work(steps, 1, features, units, site.library.functions.integer_speed)
+    work = _work(steps, 1, features, units, site.library.integer_speed)
     return NativeCall(
         "integer_lstm",
         (

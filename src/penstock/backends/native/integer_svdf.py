@@ -25,7 +25,7 @@ def svdf_workload(node: Node) -> Workload | None:
     if loaded is None or len(known) < 3:
         return None
     (rows, features), (filters, _), (_, held) = known
-    return _work(rows, features, filters, held, loaded.functions.integer_speed)
+    return _work(rows, features, filters, held, loaded.integer_speed)
 
 
 def _work(rows: int, features: int, filters: int, held: int, speed: int) -> Workload:
@@ -49,7 +49,7 @@ def integer_svdf_call(site: Site) -> NativeCall | None:
     block = min(_MOST_ROWS, _ROW_BYTES // size, batch)
     if block < 1:
         return None
-    work = _work(block, features, filters, filters * steps, site.library.functions.integer_speed)
+    work = _work(block, features, filters, filters * steps, site.library.integer_speed)
     return NativeCall(
         "integer_svdf",
         (

@@ -166,7 +166,7 @@ def dynamically_quantized(site: Site) -> NativeCall | None:
 
 def _speed(loaded: NativeLibrary, rows: int) -> int:
     """Return the operations per instruction on this processor, at most those the cache allows."""
-    speed: int = loaded.functions.integer_speed
+    speed: int = loaded.integer_speed
     return min(speed, _SPEED_OF_ROW + _SPEED_OF_FURTHER * (rows - 1))
 
 

@@ -93,7 +93,7 @@ def code_workload(node: Node) -> Workload | None:
     return Workload(
         "codes layer" if is_matrix else "codes image",
         nbytes=0 if is_matrix or math.prod(taps) == 1 else x.elements,
-        flops=flops(node) * together / loaded.functions.integer_speed,
+        flops=flops(node) * together / loaded.integer_speed,
         weights=w.elements * together,
         elements=elements // filters * -(-filters // 16) * 16,
     )

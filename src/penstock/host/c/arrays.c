@@ -119,16 +119,6 @@ static PyArrayObject *new_array(int rank, const npy_intp *dims, PyArrayObject *l
     return (PyArrayObject *)array_empty(rank, dims, PyArray_DESCR(like));
 }
 
-PyObject *array_view(PyArrayObject *x, PyObject *owner, int rank, const npy_intp *dims, const npy_intp *strides,
-                     void *data)
-{
-    Py_INCREF((PyObject *)PyArray_DESCR(x));
-    PyObject *y = PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(x), rank, dims, strides, data, 0, NULL);
-    if (y && PyArray_SetBaseObject((PyArrayObject *)y, Py_NewRef(owner)) < 0)
-        Py_CLEAR(y);
-    return y;
-}
-
 PyObject *array_copied(PyObject *module, PyObject *given)
 {
     if (!PyArray_Check(given))

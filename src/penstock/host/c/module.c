@@ -543,30 +543,21 @@ static int set_up(PyObject *module)
     }
     import_array1(-1);
     module_state *state = PyModule_GetState(module);
-    PyObject *names = PyList_New(0), *operations = PyList_New(0);
+    PyObject *names = PyList_New(0);
     PyObject *type = PyType_FromSpec(&Call_spec), *sequence = PyType_FromSpec(&Sequence_spec);
     state->room = new_room_type();
     state->value = PyUnicode_InternFromString("value");
-    const char *instructions;
-    const int speed = integer_speed(&instructions);
-    int failed = !names || !operations || !type || !sequence || !state->room || !state->value;
+    int failed = !names || !type || !sequence || !state->room || !state->value;
     for (size_t f = 0; !failed && f < sizeof function_tables / sizeof *function_tables; f++)
         failed = PyModule_AddFunctions(module, function_tables[f]) < 0;
     for (size_t f = 0; !failed && f < sizeof families / sizeof *families; f++)
         for (const kernel_entry *kernel = families[f]; !failed && kernel->name; kernel++)
             failed = append_name(names, kernel->name) < 0;
-    for (int i = 0; !failed && elementwise_operations[i]; i++)
-        failed = append_name(operations, elementwise_operations[i]) < 0;
     failed = failed || PyModule_AddObjectRef(module, "kernels", names) < 0 ||
-             PyModule_AddObjectRef(module, "elementwise_operations", operations) < 0 ||
-             PyModule_AddIntConstant(module, "integer_speed", speed) < 0 ||
-             PyModule_AddStringConstant(module, "integer_instructions", instructions) < 0 ||
-             PyModule_AddIntConstant(module, "multiplies_bfloat16", multiplies_bfloat16()) < 0 ||
              PyModule_AddStringConstant(module, "checksum", CHECKSUM) < 0 ||
              PyModule_AddObjectRef(module, "Call", type) < 0 ||
              PyModule_AddObjectRef(module, "Sequence", sequence) < 0;
     Py_XDECREF(names);
-    Py_XDECREF(operations);
     Py_XDECREF(type);
     Py_XDECREF(sequence);
     return failed ? -1 : 0;

@@ -67,17 +67,11 @@ static inline int64_t smaller(int64_t a, int64_t b)
 /* Names that occur in the modules of several instruction sets are local to each. */
 #pragma GCC visibility push(hidden)
 
-int integer_speed(const char **instructions); /* of quantized_convolution.c */
-int multiplies_bfloat16(void);                /* of panels.c: whether the processor does */
-
 /* Features of the processor and the system, which module.c detects once: x86-64 instructions that zig's library does
    not report; AMX: tiles of int8 and of bfloat16; HALF_VECTORS: 512-bit vectors are computed in two halves. */
 enum { LEVEL_2 = 1, LEVEL_3 = 2, LEVEL_4 = 4, AVX_VNNI = 8, AVX512_VNNI = 16 };
 enum { AVX512_VBMI = 32, AVX512_BF16 = 64, AMX = 128, HALF_VECTORS = 256 };
 extern int features;
-
-/* Names of the operations of elementwise programs; the last is NULL. */
-extern const char *const elementwise_operations[];
 
 #pragma GCC visibility pop
 

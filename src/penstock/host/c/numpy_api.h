@@ -28,10 +28,17 @@ PyObject *array_copied(PyObject *module, PyObject *given);
 
 /* An uninitialized array. */
 PyObject *array_empty(int rank, const npy_intp *dims, PyArray_Descr *dtype);
+#pragma GCC visibility pop
 
 /* A read-only array of the type of x in memory of the owner. */
-PyObject *array_view(PyArrayObject *x, PyObject *owner, int rank, const npy_intp *dims, const npy_intp *strides,
-                     void *data);
-#pragma GCC visibility pop
+static inline PyObject *array_view(PyArrayObject *x, PyObject *owner, int rank, const npy_intp *dims,
+                                   const npy_intp *strides, void *data)
+{
+    Py_INCREF((PyObject *)PyArray_DESCR(x));
+    PyObject *y = PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(x), rank, dims, strides, data, 0, NULL);
+    if (y && PyArray_SetBaseObject((PyArrayObject *)y, Py_NewRef(owner)) < 0)
+        Py_CLEAR(y);
+    return y;
+}
 
 #endif

@@ -32,6 +32,9 @@ struct elementwise {
 };
 
 #pragma GCC visibility push(hidden)
+/* Names of the operations; the last is NULL. */
+extern const char *const elementwise_operations[];
+
 /* Run a program whose tiles end with rows on `rows` rows from `first` on: on elements `begin` to `end` of each row,
    at most a tile. */
 void run_in_rows(const struct elementwise *a, int64_t first, int64_t rows, int64_t begin, int64_t end);

@@ -44,11 +44,6 @@ typedef struct {
     int64_t lines;
 } fetching;
 
-int multiplies_bfloat16(void)
-{
-    return BY_WIDTH((features & AVX512_BF16) != 0, 0, 0);
-}
-
 void round_to_pairs(float *to, const float *from, int64_t step, int64_t count)
 {
     uint16_t *halves = (uint16_t *)to;

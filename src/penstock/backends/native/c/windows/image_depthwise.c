@@ -203,7 +203,7 @@ CHECKED_ITEMS_OF(image_depthwise, image_convolution)
             for (int64_t c = channel, now; c < channel + some; c += now) {
                 now = smaller(once, channel + some - c);
                 x.w = f.weights + c, x.from = c - channel;
-                const int taps = now < LANES ? 0 : taps_at_once(&x);
+                const int taps = now < LANES ? 0 : taps_together(&x);
                 const target all = target_of(a, &f, &l, c, c);
                 const target own = {sums, PANEL, all.bias, NULL, 0, NO_ACTIVATION, 0, 0, 0};
                 for (int64_t way = 0; way < ways; way++) {

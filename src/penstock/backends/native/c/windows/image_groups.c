@@ -136,7 +136,7 @@ ITEMS_OF(image_groups, image_convolution)
             see_line(&x, a, &f, &l, &seen, NULL);
             const target all = target_of(a, &f, &l, g.first * a->filters, g.first * padded);
             const int what = BY_WIDTH(a->twos, 0, 0) ? EACH_PAIR : EACH_CHANNEL;
-            const int taps = HAS_TAPS(what) && l.some >= LEAST && taps_at_once(&x) == 3 ? 3 : 0;
+            const int taps = HAS_TAPS(what) && l.some >= LEAST && taps_together(&x) == 3 ? 3 : 0;
             const int64_t positions = positions_of(l.some, taps);
             for (int64_t p = 0; p < l.some; p += positions) {
                 const int64_t at = smaller(p, l.some - positions);

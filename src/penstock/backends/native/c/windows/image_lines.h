@@ -56,7 +56,7 @@ static void see_line(sights *x, const struct image_convolution *a, const phase *
 
 /* The taps that are multiplied at once: all of three, or five at a time; 0 unless positions are as far apart as taps,
    or twice as far. */
-static int taps_at_once(const sights *x)
+static int taps_together(const sights *x)
 {
     const int is_near = x->stride == x->apart || x->stride == 2 * x->apart;
     return is_near && x->n_taps >= 5 ? 5 : is_near && x->n_taps == 3 ? 3 : 0;

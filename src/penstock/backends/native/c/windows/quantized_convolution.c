@@ -839,26 +839,6 @@ ITEMS_OF(dynamically_quantized, dynamically_quantized)
     *a->zero = (uint8_t)to_codes(a->y, a->x, a->count, a->scale);
 }
 
-/* Approximate operations per nanosecond of products of many rows: a multiplication and an addition are two. On
-   aarch64, these follow from the width of the instructions. */
-int integer_speed(const char **instructions)
-{
-    *instructions = "";
-#ifdef HAVE_TILES
-    if (product_for(TILE) == tiles)
-        return *instructions = "AMX", 1000;
-#endif
-#if defined(__AVX2__)
-    if (product_for(TILE) == vnni)
-        return *instructions = "VNNI", 250;
-    return 80;
-#elif defined(DOTS)
-    if (product_for(TILE) != plain)
-        return product_for(TILE) == vnni ? (*instructions = "i8mm", 200) : (*instructions = "dotprod", 80);
-#endif
-    return 40;
-}
-
 KERNELS(quantized_convolution, KERNEL(quantized_convolution, quantized_convolution),
         STAGED_KERNEL(code_matrices, code_matrices, NULL, code_matrices_stage),
         KERNEL(code_depthwise, code_depthwise), KERNEL(dynamically_quantized, dynamically_quantized))
