@@ -139,6 +139,7 @@ def job(path: str, budget: int, texts: int) -> Figures:
         "held": session.memory.weights + session.memory.arenas + session.memory.plans,
         "grown": (max(marks) - start) / 1e6,
         "spread": (max(marks) - min(marks)) / max(marks),
+        "drift": float(np.mean(marks[len(marks) // 2 :]) / np.mean(marks[: len(marks) // 2]) - 1),
     }
 
 
@@ -194,10 +195,11 @@ def page(found: Figures, seconds: float, texts: int) -> str:
         "The job within `memory=`: weights and 1.1 times the arena of its largest batch, padded,",
         "or twice that.",
         "",
-        "Spread: of the resident memory in the second half of the job.",
+        "Of the resident memory in the second half of the job: its spread, with the results of the",
+        "batch; and by how much its mean in the last quarter exceeds that in the quarter before.",
         "",
-        "| arenas | budget, MB | texts a second | to unbounded | held, MB | spread |",
-        "|---|---|---|---|---|---|",
+        "| arenas | budget, MB | texts a second | to unbounded | held, MB | spread | drift |",
+        "|---|---|---|---|---|---|---|",
     ]
     free = found["memory"]["none"]["texts_s"]
     for name, row in found["memory"].items():
@@ -205,7 +207,7 @@ def page(found: Figures, seconds: float, texts: int) -> str:
         speed, held = row["texts_s"], row["held"] / 1e6
         lines.append(
             f"| {name} | {budget} | {speed:.1f} | {speed / free:.2f} | {held:.0f} "
-            f"| {row['spread']:.1%} |"
+            f"| {row['spread']:.1%} | {row['drift']:+.1%} |"
         )
     lines += [
         "",
