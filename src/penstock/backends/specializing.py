@@ -81,13 +81,13 @@ def plausible(node: Node) -> Node:
     return guess(node)
 
 
-def estimates(backends: Sequence[Backend], node: Node) -> list[float]:
-    """The seconds of a node on each backend, with plausible dims in place of unknown ones."""
-    plausible_node = plausible(node)
-    if plausible_node is not node:
+def estimates(backends: Sequence[Backend], node: Node, guessed: Node | None = None) -> list[float]:
+    """The seconds of a node on each backend; ``guessed``: ``plausible(node)``, if it is known."""
+    guessed = plausible(node) if guessed is None else guessed
+    if guessed is not node:
         from penstock.backends.dynamic_shapes import late_estimate
 
-        return [late_estimate(backend, plausible_node) for backend in backends]
+        return [late_estimate(backend, guessed) for backend in backends]
     seconds = []
     for backend in backends:  # mostly one
         seconds.append(backend.seconds(node))  # noqa: PERF401

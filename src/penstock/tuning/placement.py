@@ -134,8 +134,9 @@ class Placement:
         known = measured_seconds(self.costs, node, allowed)
         if known is not None:
             return min(known)
-        leading, behind = self._leading(node, allowed)
-        least = min(estimates(leading, node))
+        guessed = plausible(node)
+        leading, behind = self._leading(node, guessed, allowed)
+        least = min(estimates(leading, node, guessed))
         return least if least < inf else min(estimates(behind, node), default=inf)
 
     def _fusing(self, node: Node) -> Sequence[Backend]:
@@ -236,23 +237,25 @@ class Placement:
         """Backends in the order of their expected costs."""
         seconds = measured_seconds(self.costs, node, among)
         if seconds is None:
-            leading, behind = self._leading(node, among)
+            guessed = plausible(node)
+            leading, behind = self._leading(node, guessed, among)
             if len(leading) == 1:
                 return [*leading, *behind]
             among = [*leading, *behind]
-            seconds = [*estimates(leading, node), *[inf] * len(behind)]
+            seconds = [*estimates(leading, node, guessed), *[inf] * len(behind)]
         order = sorted(range(len(among)), key=seconds.__getitem__)
         return [among[i] for i in order]
 
     def _leading(
-        self, node: Node, among: Sequence[Backend]
+        self, node: Node, guessed: Node, among: Sequence[Backend]
     ) -> tuple[Sequence[Backend], Sequence[Backend]]:
-        """Backends whose estimates are compared, and those that come behind one of these anyway."""
+        """Backends whose estimates are compared, and those that come behind one of these anyway.
+        ``guessed``: ``plausible(node)``."""
         names = []
         for backend, own in self._outrunning:
             if backend in among and (name := own.outruns(node)):
                 names.append(name)
-        if not names or plausible(node) is not node:
+        if not names or guessed is not node:
             return among, ()
         leading: list[Backend] = []
         behind: list[Backend] = []
