@@ -50,7 +50,7 @@ BOUNDS = {
     "session_members": 20,
     "environment_variables": 8,
 }
-MOST = {"python_lines": 140_353, "c_lines": 20_447}
+MOST = {"python_lines": 140_418, "c_lines": 20_447}
 LEAST = {"comment_percent": 5.0, "comment_percent_in_hard_files": 12.7}
 
 # Third-party packages that only some modules may import.

@@ -336,6 +336,21 @@ def test_kernels_are_made_once_they_pay(made):
     assert len(made) == 2
 
 
+def test_copies_of_a_node_share_kernels_and_their_memory(made):
+    node, types = product()
+    backend, w = Specialized(), node.inputs[1].const
+    kernels = [
+        backend.kernel(one, types) for one in (node, node.derived(node.inputs, node.outputs))
+    ]
+    for kernel in kernels:
+        kernel(draw(40_000, 32), w)
+    assert len(made) == 1
+    (cache,) = backend.caches._caches.values()
+    assert cache.nbytes() == sum(kernel.shapes.cached_bytes() for kernel in kernels) > 0
+    del cache, kernels, kernel
+    assert not backend.caches._caches  # they go with the last plan
+
+
 def test_results_without_elements_need_no_kernel(made):
     node, types = product()
     backend = Specialized()

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.backends.dynamic_shapes import KernelCache
 from penstock.build import GraphBuilder
 from tests.support.sweeps import sweep
 from tests.support.timing import SOON
@@ -70,6 +71,21 @@ def difference(name: str, dead_rows: str, mask: np.ndarray) -> float:
 
 def leaves_out(session: ps.Session) -> bool:
     return any(step.node.op.name == "LiveRows" for step in session.inspect.plan.walk())
+
+
+def test_plans_for_batches_of_other_lengths_share_kernels_of_packed_rows(monkeypatch) -> None:
+    made: list[object] = []
+    create = KernelCache.__init__
+    monkeypatch.setattr(KernelCache, "__init__", lambda *of: made.append(of) or create(*of))
+    session = ps.compile(model_of("BertModel_script"), cache=False, dead_rows="any")
+    counts = []
+    for rows in (24, 25, 26):  # of which as many are live
+        session.run(feeds_of(session, padded(20, 9, 3, 11, rows=rows)))
+        counts.append(len(made))
+        made.clear()
+    assert session.stats.plans_made == 3
+    assert counts[0] > 20
+    assert max(counts[1:]) <= counts[0] // 4
 
 
 @pytest.mark.costly

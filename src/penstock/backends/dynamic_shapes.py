@@ -27,13 +27,13 @@ the kernel looks at these contents as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
 from operator import index
 from typing import Any, Protocol, TypeAlias
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
@@ -47,6 +47,7 @@ from penstock.ir.graph import Contents, Node, Value
 from penstock.ir.kernel import WORTH_PACKING, FunctionParts, Kernel, PackedConstants, RuntimeShapes
 from penstock.ir.layout import order_in_memory
 from penstock.ops.internal.fused import fused, is_fused
+from penstock.ops.internal.node_key import node_key
 from penstock.ops.work_estimate import flops
 
 Tensors: TypeAlias = Sequence[TensorType | None]
@@ -97,15 +98,18 @@ def kernel_of_unknown_shapes(
     tensors = _tensors(types)
     if tensors is None:  # sequences and the like, of which kernels know no shapes anyway
         return backend.static_kernel(node, types)
-    for plausible_node, contents in _guessed_nodes(node, tensors):
-        if backend.supports(plausible_node):
-            pays = _gain(backend, plausible_node) >= backend.making_s
-            cache = KernelCache(backend, node, tensors, contents, pays)
-            backend.caches.add(cache)
-            shapes = RuntimeShapes(cache.nbytes, flops(plausible_node))
-            packed = PackedConstants(tuple(cache.weights))
-            return Kernel(cache.function(), packed=packed, shapes=shapes)
-    return None
+    key = node_key(node)
+    cache = backend.caches.find(key)
+    if cache is None:
+        for plausible_node, contents in _guessed_nodes(node, tensors):
+            if backend.supports(plausible_node):
+                pays = _gain(backend, plausible_node) >= backend.making_s
+                cache = KernelCache(backend, node, tensors, contents, pays)
+                backend.caches.add(cache, key, flops(plausible_node))
+                break
+        else:
+            return None
+    return backend.caches.kernel(cache)
 
 
 def _gain(backend: Specializing, node: Node) -> float:
@@ -115,14 +119,30 @@ def _gain(backend: Specializing, node: Node) -> float:
 
 class KernelCaches:
     """The caches of the nodes of one backend, as long as their functions hold them: dropped plans
-    leave none."""
+    leave none. Plans with the same node share its cache."""
 
     def __init__(self) -> None:
-        self._caches: WeakValueDictionary[int, KernelCache] = WeakValueDictionary()
+        self._caches: WeakValueDictionary[Hashable, KernelCache] = WeakValueDictionary()
+        # The plans that have had each cache, and about the flops of a run of its node.
+        self._plans: WeakKeyDictionary[KernelCache, int] = WeakKeyDictionary()
+        self._flops: WeakKeyDictionary[KernelCache, int] = WeakKeyDictionary()
         self._made = count(1)
 
-    def add(self, cache: KernelCache) -> None:
-        self._caches[id(cache)] = cache
+    def find(self, key: Hashable | None) -> KernelCache | None:
+        """The cache of the node with this ``node_key``, which is that of another plan."""
+        return None if key is None else self._caches.get(key)
+
+    def add(self, cache: KernelCache, key: Hashable | None = None, flops: int = 0) -> None:
+        self._caches[id(cache) if key is None else key] = cache
+        self._plans[cache], self._flops[cache] = 0, flops
+
+    def kernel(self, cache: KernelCache) -> Kernel:
+        """The kernel of a node for one more plan, which counts its part of the cache's bytes."""
+        plans = self._plans
+        plans[cache] += 1
+        shapes = RuntimeShapes(lambda: cache.nbytes() // plans[cache], self._flops[cache])
+        packed = PackedConstants(tuple(cache.weights))
+        return Kernel(cache.function(), packed=packed, shapes=shapes)
 
     def make_room(self, most_bytes: int) -> None:
         """Count a kernel that was made, and now and then drop some, of the fullest caches first,
@@ -168,8 +188,8 @@ class KernelCache:
 
     __slots__ = (
         *("__weakref__", "_awaited", "_compiled", "_estimate", "_formulas", "_least"),
-        *("_lost", "_made", "_nbytes", "_paid", "_plain", "_price", "_traced"),
-        *("_varying", "backend", "contents", "kernels", "node", "pays", "types", "weights"),
+        *("_lost", "_made", "_nbytes", "_paid", "_plain", "_price", "_traced", "_varying"),
+        *("backend", "contents", "kernels", "node", "pays", "types", "weights"),
     )
 
     def __init__(

@@ -9,12 +9,9 @@ import numpy as np
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.ir.graph import Graph, Node, Value
+from penstock.ops.internal.node_key import frozen
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import Substitution
-
-# Attributes with more elements are compared by identity.
-_MOST_ELEMENTS = 64
-_SMALL = 4096  # bytes up to which constants are compared by content rather than identity
 
 
 class CommonSubexpressions(Pass):
@@ -96,7 +93,7 @@ class _Eliminator:
         # A node without an optional output cannot replace one that has it.
         present = tuple([value is not None for value in node.outputs])
         inputs = tuple([self.input_key(value) for value in node.inputs])
-        attrs = node.attrs and tuple([(k, _frozen(v)) for k, v in sorted(node.attrs.items())])
+        attrs = node.attrs and tuple([(k, frozen(v)) for k, v in sorted(node.attrs.items())])
         # Nodes on different devices must compute on each of them.
         return node.op, inputs, attrs or (), present, node.device
 
@@ -109,22 +106,5 @@ class _Eliminator:
         assert const is not None
         if value not in self.constants:
             # Keep the array alive: the key of a large one is its id, which could be reused.
-            self.constants[value] = _frozen(const), const
+            self.constants[value] = frozen(const), const
         return self.constants[value][0]
-
-
-def _frozen(value: Any) -> Hashable:
-    if isinstance(value, np.ndarray):
-        small = value.nbytes <= _SMALL and value.dtype != object
-        return (value.dtype, value.shape, value.tobytes()) if small else id(value)
-    if isinstance(value, list | tuple):
-        if len(value) > _MOST_ELEMENTS:  # such as tree nodes, which are rarely equal
-            return id(value)
-        kinds = {*map(type, value)}
-        if kinds == {float}:
-            return len(value), np.array(value).tobytes()  # for 10 floats, a fifth of what follows
-        if kinds <= {int, str}:
-            return tuple(value)
-        return tuple([_frozen(x) for x in value])
-    # As attributes, -0.0 differs from 0.0 and 1 from 1.0, though they compare equal.
-    return (type(value), repr(value)) if isinstance(value, float) else value

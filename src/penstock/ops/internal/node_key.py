@@ -1,0 +1,66 @@
+"""Keys that equal nodes share."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from penstock.core.types import TensorType
+from penstock.ir.graph import Node, Value
+
+# Attributes with more elements are compared by identity.
+_MOST_ELEMENTS = 64
+_SMALL = 4096  # bytes up to which constants are compared by content rather than identity
+
+
+def frozen(value: Any) -> Hashable:
+    """Return a key that equal attributes and constants share. Large arrays, and lists of many
+    elements such as tree nodes, which are rarely equal, count by identity."""
+    if isinstance(value, np.ndarray):
+        small = value.nbytes <= _SMALL and value.dtype != object
+        return (value.dtype, value.shape, value.tobytes()) if small else id(value)
+    if isinstance(value, list | tuple):
+        if len(value) > _MOST_ELEMENTS:
+            return id(value)
+        kinds = {*map(type, value)}
+        if kinds == {float}:
+            return len(value), np.array(value).tobytes()  # for 10 floats, a fifth of what follows
+        if kinds <= {int, str}:
+            return tuple(value)
+        return tuple([frozen(x) for x in value])
+    # As attributes, -0.0 differs from 0.0 and 1 from 1.0, though they compare equal.
+    return (type(value), repr(value)) if isinstance(value, float) else value
+
+
+def node_key(node: Node) -> Hashable | None:
+    """Return a key shared by the copies of a node that have the same kernels: in plans for other
+    inputs, say. It holds as long as the constants of the node exist. None for nodes with state or
+    nested graphs."""
+    region = node.attrs.get("region")
+    parts = [node] if region is None else region.nodes
+    if any(part.nests or not part.op.pure for part in parts):
+        return None
+    places = {v: i for i, v in enumerate(node.inputs if region is None else region.inputs)}
+    key: list[Hashable] = [node.label, *map(_value_key, (*node.inputs, *node.outputs))]
+    for part in parts:
+        attrs = tuple([(name, frozen(x)) for name, x in part.attrs.items()])
+        key += [part.op, attrs, tuple([places.get(value) for value in part.inputs])]
+        places.update({v: len(places) + i for i, v in enumerate(part.outputs)})
+    try:
+        hash(found := tuple(key))
+    except TypeError:  # an attribute of a user's operation
+        return None
+    return found
+
+
+def _value_key(value: Value | None) -> Hashable:
+    if value is None:
+        return None
+    type_ = value.type
+    known = (type_.dtype, type_.shape) if isinstance(type_, TensorType) else type_
+    if not value.is_constant:
+        return known
+    small = isinstance(type_, TensorType) and type_.static and type_.nbytes <= _SMALL
+    return known, frozen(value.const) if small else id(value)
