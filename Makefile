@@ -8,7 +8,8 @@ RUN := $(VENV)/bin/python
 # pyproject.toml they were made from, so that nothing happens where it did not change. Bytecode is
 # compiled when a module is first imported: most of what packages bring never is. Kernels are
 # compiled in VENV itself: an environment for that alone would be filled with the same each time.
-PIP := $(RUN) -m pip install -qq --disable-pip-version-check --no-compile
+PIP_ARGS := install -qq --disable-pip-version-check --no-compile
+PIP := $(RUN) -m pip $(PIP_ARGS)
 INSTALL := $(PIP) --no-build-isolation --editable
 PYTEST_ARGS ?=
 SECONDS ?= 60
@@ -27,7 +28,7 @@ $(shell test ! -e $(RUN) || test "$$($(PYTHON) -c '$(VERSION)')" = "$$($(RUN) -c
 endif
 
 help:
-	@echo "make demo    say what type the files of this repository have, with a neural network"
+	@echo "make demo    say what types files of this repository have, with a neural network"
 	@echo "make test    run all tests; make test PYTEST_ARGS='tests/session/test_session.py -x' runs some"
 	@echo "make test-changed  run the tests of what differs from main, by tools/changed_tests.py"
 	@echo "make test-full  run what 'make test' runs only a sample of: sweeps, and random examples"
@@ -154,15 +155,16 @@ proto:
 	cd src && ../.cache/protoc/bin/python -m grpc_tools.protoc -I. --pyi_out=. \
 		--descriptor_set_out=$(ONNX_PROTO:.proto=.binpb) $(ONNX_PROTO)
 
-# An environment with what kernels are compiled with.
+# An environment with what kernels are compiled with. Python's own pip fills it, and installs another:
+# ensurepip would take three seconds.
 BUILDS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])
 
 $(VENV)/.builds: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 \
 	or newer, and this is " + sys.version.split()[0] + ": make PYTHON=python3.11, say")'
 	@echo "installing Penstock into $(VENV)"
-	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) $$($(PYTHON) -c '$(BUILDS)')
+	@$(PYTHON) -m venv --without-pip $(VENV)
+	@$(PYTHON) -m pip --python $(RUN) $(PIP_ARGS) pip $$($(PYTHON) -c '$(BUILDS)')
 	@touch $@
 
 # Compiled kernels are part of the installation.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import os
 import random
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from examples.filetypes import ROOT, Ends, FileTypes, fetch, main, repository_files
+from examples.filetypes import ROOT, Ends, FileTypes, fetch, main, repository_files, sample
 from magika import Magika
 
 import penstock
@@ -221,6 +222,15 @@ def test_demo_lists_tracked_files_only(tmp_path: Path):
     for command in (["init", "-q"], ["add", "tracked.txt"]):
         subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
     assert repository_files(tmp_path) == [tmp_path / "tracked.txt"]
+
+
+@pytest.mark.parametrize("count", [1, 299, 300, 301, 4000])
+def test_sample_of_a_repository_is_evenly_spaced(count: int):
+    places = [int(path.name) for path in sample([Path(str(i)) for i in range(count)])]
+    assert places[0] == 0
+    assert len(places) == count if count <= 300 else 150 <= len(places) <= 300
+    assert len({b - a for a, b in itertools.pairwise(places)}) <= 1
+    assert count - places[-1] <= max(1, count // 150)
 
 
 def test_a_wheel_with_another_hash_is_refused(tmp_path, monkeypatch):
