@@ -22,7 +22,10 @@ from penstock.ops.common.fixed_point import (
 from penstock.ops.common.shape_rules import normalize_axes
 
 _DTYPES = ("float32", "float64", "int32", "int64")
-_EXTREMES = ("max", "min", "argmax", "argmin")
+_EXTREMES = dict.fromkeys(
+    ("max", "min", "argmax", "argmin"), (*_DTYPES, "int8", "uint8", "int16", "bool")
+)
+_OF_INTEGERS = ("sum", "mean", "prod")
 _COLUMNS = 256  # as in c/rows/reduce.c
 _BLOCK = 4096  # elements of an item of rows
 _MOST_CODES = 2**23
@@ -54,13 +57,11 @@ def _axes(site: Site, rank: int) -> tuple[int, ...] | None:
 def reduction_call(site: Site) -> NativeCall | None:
     """ReduceSum and the like, ArgMax and ArgMin."""
     x, name = site.input(0), site.node.op.name.lower().removeprefix("reduce")
-    dtypes = (*_DTYPES, "int8", "uint8", "int16", "bool") if name in _EXTREMES else _DTYPES
+    dtypes = _EXTREMES.get(name, _DTYPES if name in _OF_INTEGERS else _DTYPES[:2])
     if x is None or not x.dims or str_(x.dtype) not in dtypes or 0 in x.dims:
         return None
     axes = _axes(site, len(x.dims))
-    if name[:3] == "arg" and site.output().dtype == INT32:
-        name += "32"
-    return reduction_over(site, name, axes) if axes else None
+    return reduction_over(site, "place" if name[:3] == "arg" else name, axes) if axes else None
 
 
 @family("tflite.IntegerMean", work=by_memory)
@@ -129,7 +130,8 @@ def _call(site: Site, name: str, axes: Sequence[int], strides: _Strides) -> Nati
         name,
         (
             *(Tensor(0), site.result(), outer, length, inner, block),
-            *(int(bool(site.attr("select_last_index", 0))), *_rescaling(site)),
+            *(int(site.node.op.name == "ArgMin"), int(bool(site.attr("select_last_index", 0)))),
+            *(int(site.output().dtype == INT32), *_rescaling(site)),
         ),
         items=outer * math.ceil(inner / block) if inner > 1 else math.ceil(outer / block),
         item_ns=rows_ns(3 * block * length, rows=0.3 * block),

@@ -16,7 +16,8 @@ struct reduction {
     void *y;
     int64_t outer, length, inner; /* elements before the axis, along it and after it */
     int64_t block;                /* rows or columns of an item */
-    int64_t last;                 /* whether the last of equal highest elements is chosen */
+    /* Of places: whether of the lowest elements, whether of the last of equal ones, and whether they are int32. */
+    int64_t lowest, last, narrow;
 };
 
 struct mean_of_codes {
@@ -25,7 +26,7 @@ struct mean_of_codes {
     double ratio; /* between the scales of the result and of x, if there is no multiplier */
 };
 
-enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, SEVERAL = 192, SHORT = 160 };
+enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, SEVERAL = 192, SHORT = 160, CACHED = 4096 };
 
 static inline int32_t code_of_sum(const struct reduction *a, int32_t sum)
 {
@@ -46,19 +47,19 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
     return count;
 }
 
-#define ITEMS(name, result, by_rows, by_columns)                                                  \
+#define ITEMS(name, by_rows, by_columns)                                                          \
     ITEMS_OF(name, reduction)                                                                     \
     {                                                                                             \
         int64_t blocks = CEIL_DIV(a->inner, a->block);                                            \
         if (a->inner == 1) {                                                                      \
             int64_t first = begin * a->block, stop = end * a->block;                              \
-            by_rows(a, first, stop < a->outer ? stop : a->outer, (result *)a->y + first);         \
+            by_rows(a, first, stop < a->outer ? stop : a->outer);                                 \
             return;                                                                               \
         }                                                                                         \
         for (int64_t item = begin; item < end; item++) {                                          \
             int64_t i = item / blocks, j = item % blocks * a->block, rest = a->inner - j;         \
             by_columns(a, i * a->length * a->inner + j, rest < a->block ? rest : a->block,        \
-                       (result *)a->y + i * a->inner + j);                                        \
+                       i * a->inner + j);                                                         \
         }                                                                                         \
     }
 
@@ -199,41 +200,56 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
 
 /* A kernel whose results are computed from such totals. */
 #define FINISHED(name, totals_of, type, wide, FINISH)                                             \
-    static inline void name##_rows(const struct reduction *a, int64_t first, int64_t end, type *y)\
+    static inline void name##_rows(const struct reduction *a, int64_t first, int64_t end)         \
     {                                                                                             \
         wide totals[ROWS];                                                                        \
-        for (int64_t row = first, rows; row < end; row += rows, y += rows) {                      \
+        for (int64_t row = first, rows; row < end; row += rows) {                                 \
             rows = end - row < ROWS ? end - row : ROWS;                                           \
             totals_of##_of_rows(a, row, rows, totals);                                            \
             for (int64_t j = 0; j < rows; j++)                                                    \
-                y[j] = (type)FINISH(totals[j], a->length);                                        \
+                ((type *)a->y)[row + j] = (type)FINISH(totals[j], a->length);                     \
         }                                                                                         \
     }                                                                                             \
                                                                                                   \
-    static inline void name##_columns(const struct reduction *a, int64_t first, int64_t columns,  \
-                                      type *restrict y)                                           \
+    static inline void name##_columns(const struct reduction *a, int64_t first, int64_t columns, int64_t at)\
     {                                                                                             \
         wide totals[COLUMNS];                                                                     \
+        type *const y = (type *)a->y + at;                                                        \
         totals_of##_of_columns(a, first, columns, totals, NULL);                                  \
         for (int64_t j = 0; j < columns; j++)                                                     \
             y[j] = (type)FINISH(totals[j], a->length);                                            \
     }                                                                                             \
                                                                                                   \
-    ITEMS(name, type, name##_rows, name##_columns)
+    ITEMS(name, name##_rows, name##_columns)
 
 #define REDUCTION(name, type, lane, wide, start, COMBINE, MAP)                                    \
     TOTALS(name, type, lane, wide, start, COMBINE, MAP)                                           \
     FINISHED(name, name, type, wide, TOTAL)
 
+static inline void put_place(const struct reduction *a, int64_t at, int64_t place)
+{
+    if (a->narrow)
+        ((int32_t *)a->y)[at] = (int32_t)place;
+    else
+        ((int64_t *)a->y)[at] = place;
+}
+
+static void put_places(const struct reduction *a, int64_t at, const int32_t *places, int64_t count)
+{
+    for (int64_t j = 0; j < count; j++)
+        put_place(a, at + j, places[j]);
+}
+
 /* NaN wins against all numbers: so the index of the extreme, which is NaN if any element is, is the first or last of
-   the elements equal to it, or that are NaN. `narrow` stores int32. */
-#define PLACES(name, narrow, type, extreme, operator, worst)                                      \
-    static inline int64_t name##_row(const struct reduction *a, int64_t first)                    \
+   the elements equal to it, or that are NaN. The lowest element is the highest one if all are negated, or integers
+   complemented: where each is `x MIRROR -1` instead of `x MIRROR same`. */
+#define PLACES(suffix, type, worst, MIRROR, same)                                                 \
+    /* The place of `best`, the extreme of a row. */                                              \
+    static inline int64_t place_##suffix##_of(const struct reduction *a, int64_t row, const type best)\
     {                                                                                             \
-        const type *x = (const type *)a->x + first;                                               \
+        const type *x = (const type *)a->x + row * a->length;                                     \
         const int64_t step = a->last ? -1 : 1;                                                    \
         int64_t place = a->last ? a->length - 1 : 0, i = 1;                                       \
-        const type best = extreme##_folded(x, a->length);                                         \
         /* Skip blocks that lack it: compilers vectorize the comparison of a block. */            \
         for (int any = 0; i + LANES <= a->length; i += LANES, place += step * LANES) {            \
             const type *block = x + place - (a->last ? LANES - 1 : 0);                            \
@@ -250,43 +266,47 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
     }                                                                                             \
                                                                                                   \
     /* Several rows of at most SEVERAL elements at once. */                                       \
-    static __attribute__((noinline)) void name##_few(const struct reduction *a, int64_t first,    \
-                                                     int64_t rows, int64_t *restrict y)           \
+    static __attribute__((noinline)) void place_##suffix##_few(const struct reduction *a, int64_t first,\
+                                                               int64_t rows, int32_t *restrict places)\
     {                                                                                             \
         const type *restrict x = (const type *)a->x + first * a->length;                          \
+        const type mirror = a->lowest ? (type)-1 : same;                                          \
         type best[ROWS];                                                                          \
-        int32_t places[ROWS];                                                                     \
         for (int64_t i = 0; i < a->length; i++) {                                                 \
             const int32_t place = (int32_t)(a->last ? a->length - 1 - i : i);                     \
             for (int64_t j = 0; j < rows; j++) {                                                  \
-                const type own = x[j * a->length + place];                                        \
-                const int beaten = (!i) | ((!(own operator best[j])) & (best[j] == best[j]));     \
+                const type own = x[j * a->length + place] MIRROR mirror;                       \
+                const int beaten = (!i) | ((!(own <= best[j])) & (best[j] == best[j]));           \
                 places[j] = beaten ? place : places[j];                                           \
                 best[j] = beaten ? own : best[j];                                                 \
             }                                                                                     \
         }                                                                                         \
-        for (int64_t j = 0; j < rows; j++)                                                        \
-            y[j] = places[j];                                                                     \
     }                                                                                             \
                                                                                                   \
-    static __attribute__((noinline)) void name##_rows(const struct reduction *a, int64_t first,   \
-                                                      int64_t end, int64_t *y)                    \
+    static inline void place_##suffix##_rows(const struct reduction *a, int64_t first, int64_t end)\
     {                                                                                             \
-        const int64_t many = a->length < SEVERAL ? ROWS : 1;                                      \
-        for (int64_t i = first; i < end; i += many, y += many)                                    \
-            if (many > 1)                                                                         \
-                name##_few(a, i, end - i < many ? end - i : many, y);                             \
-            else                                                                                  \
-                *y = name##_row(a, i * a->length);                                                \
+        int32_t places[ROWS];                                                                     \
+        type best[ROWS];                                                                          \
+        const int64_t most = a->length < SEVERAL ? ROWS : CEIL_DIV(CACHED, a->length);            \
+        for (int64_t row = first, rows; row < end; row += rows) {                                 \
+            rows = smaller(most, end - row);                                                      \
+            if (a->length < SEVERAL) {                                                            \
+                place_##suffix##_few(a, row, rows, places);                                       \
+                put_places(a, row, places, rows);                                                 \
+                continue;                                                                         \
+            }                                                                                     \
+            (a->lowest ? min_##suffix##_of_rows : max_##suffix##_of_rows)(a, row, rows, best);    \
+            for (int64_t j = 0; j < rows; j++)                                                    \
+                put_place(a, row + j, place_##suffix##_of(a, row + j, best[j]));                  \
+        }                                                                                         \
     }                                                                                             \
                                                                                                   \
-    static __attribute__((noinline)) void name##_columns(const struct reduction *a, int64_t first, \
-                                                         int64_t columns, int64_t *restrict y)    \
+    static __attribute__((noinline)) void place_##suffix##_of_columns(const struct reduction *a, int64_t first,\
+                                                                      int64_t columns, int32_t *restrict places)\
     {                                                                                             \
-        const type *from = (const type *)a->x + first;                                            \
+        const type *from = (const type *)a->x + first, mirror = a->lowest ? (type)-1 : same;      \
         const int64_t count = folds(a, columns), width = count * columns, end = a->length - 1;    \
         type best[COLUMNS];                                                                       \
-        int32_t places[COLUMNS];                                                                  \
         FILL(best, width, worst);                                                                 \
         for (int64_t part = 0; part < count; part++) {                                            \
             const int64_t lasts = end / count * count - (part > end % count ? count : 0);         \
@@ -297,9 +317,10 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
             const type *restrict x = from + place * a->inner;                                     \
             const int64_t n = smaller(count, a->length - place) * columns;                        \
             for (int64_t j = 0; j < n; j++) {                                                     \
-                const int beaten = (!(x[j] operator best[j])) & (best[j] == best[j]);             \
+                const type own = x[j] MIRROR mirror;                                              \
+                const int beaten = (!(own <= best[j])) & (best[j] == best[j]);                    \
                 places[j] = beaten ? place : places[j];                                           \
-                best[j] = beaten ? x[j] : best[j];                                                \
+                best[j] = beaten ? own : best[j];                                                 \
             }                                                                                     \
         }                                                                                         \
         for (int64_t part = 1; part < count; part++)                                              \
@@ -309,37 +330,23 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
             for (int64_t j = 0; j < half; j++) {                                                  \
                 const type own = best[j], other = best[j + half];                                 \
                 const int32_t place = places[j], its_place = places[j + half];                    \
-                const int same = (own == other) | ((own != own) & (other != other));              \
+                const int equal = (own == other) | ((own != own) & (other != other));             \
                 const int nearer = a->last ? its_place > place : its_place < place;               \
-                const int beaten = ((!(other operator own)) & (own == own)) | (same & nearer);    \
+                const int beaten = ((!(other <= own)) & (own == own)) | (equal & nearer);         \
                 places[j] = beaten ? its_place : place;                                           \
                 best[j] = beaten ? other : own;                                                   \
             }                                                                                     \
-        for (int64_t j = 0; j < columns; j++)                                                     \
-            y[j] = places[j];                                                                     \
     }                                                                                             \
                                                                                                   \
-    static inline void narrow##_rows(const struct reduction *a, int64_t first, int64_t end, int32_t *y) \
+    static inline void place_##suffix##_columns(const struct reduction *a, int64_t first, int64_t columns,\
+                                                int64_t at)                                       \
     {                                                                                             \
-        int64_t places[ROWS];                                                                     \
-        for (int64_t i = first, n; i < end; i += n, y += n) {                                     \
-            n = smaller(ROWS, end - i);                                                           \
-            name##_rows(a, i, i + n, places);                                                     \
-            for (int64_t j = 0; j < n; j++)                                                       \
-                y[j] = (int32_t)places[j];                                                        \
-        }                                                                                         \
+        int32_t places[COLUMNS];                                                                  \
+        place_##suffix##_of_columns(a, first, columns, places);                                   \
+        put_places(a, at, places, columns);                                                       \
     }                                                                                             \
                                                                                                   \
-    static inline void narrow##_columns(const struct reduction *a, int64_t first, int64_t columns, int32_t *y) \
-    {                                                                                             \
-        int64_t places[COLUMNS];                                                                  \
-        name##_columns(a, first, columns, places);                                                \
-        for (int64_t j = 0; j < columns; j++)                                                     \
-            y[j] = (int32_t)places[j];                                                            \
-    }                                                                                             \
-                                                                                                  \
-    ITEMS(name, int64_t, name##_rows, name##_columns)                                             \
-    ITEMS(narrow, int32_t, narrow##_rows, narrow##_columns)
+    ITEMS(place_##suffix, place_##suffix##_rows, place_##suffix##_columns)
 
 #define SUM(a, b) ((a) + (b))
 #define PRODUCT(a, b) ((a) * (b))
@@ -362,116 +369,107 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
 #define LOGARITHM(total, n) log(total)
 #define CODE(total, n) code_of_sum(a, total)
 #define QUOTIENT(total, n) ((int64_t)(total) / (n))
-#define DISTANCE32(x, top) ((x) >> 31 ? 0 - (x) : (x))
-#define DISTANCE64(x, top) ((x) >> 63 ? 0 - (x) : (x))
-#define POWER_float32(x, top) exp32((float)(x) - (top))
+#define POWER_float32(x, top) exp32((x) - (top))
 #define POWER_float64(x, top) exp64((x) - (top))
 
 /* Integers wrap around. */
-#define ANY(suffix, type, sum, wide, low, high)                                                   \
+#define ANY(suffix, type, sum, wide)                                                              \
     REDUCTION(sum_##suffix, type, sum, wide, 0, SUM, SAME)                                        \
-    REDUCTION(sumsquare_##suffix, type, sum, wide, 0, SUM, SQUARE)                                \
-    REDUCTION(prod_##suffix, type, wide, wide, 1, PRODUCT, SAME)                                  \
-    EXTREMES(suffix, type, low, high)
+    REDUCTION(prod_##suffix, type, wide, wide, 1, PRODUCT, SAME)
 
-#define EXTREMES(suffix, type, low, high)                                                         \
+#define EXTREMES(suffix, type, low, high, MIRROR, same)                                           \
     REDUCTION(max_##suffix, type, type, type, low, HIGHER, SAME)                                  \
     REDUCTION(min_##suffix, type, type, type, high, LOWER, SAME)                                  \
-    PLACES(argmax_##suffix, argmax32_##suffix, type, max_##suffix, <=, low)                       \
-    PLACES(argmin_##suffix, argmin32_##suffix, type, min_##suffix, >=, high)
+    PLACES(suffix, type, low, MIRROR, same)
 
-/* The logarithm of a sum of exponentials, relative to the highest element; infinities are relative to 0. Exponentials
-   are of type `real`, which `reals` names. */
-#define LOGSUMEXP(suffix, type, reals, real)                                                      \
-    COLUMN_TOTALS(powers_##suffix, type, real, double, 0, SUM, POWER_##reals, 2)                  \
+/* The logarithm of a sum of exponentials, relative to the highest element; infinities are relative to 0. */
+#define LOGSUMEXP(suffix, type)                                                                   \
+    COLUMN_TOTALS(powers_##suffix, type, type, double, 0, SUM, POWER_##suffix, 2)                 \
                                                                                                   \
-    static inline real relative_##suffix(type highest)                                            \
+    static inline type relative_##suffix(type highest)                                            \
     {                                                                                             \
-        return isfinite((real)highest) ? (real)highest : 0;                                       \
+        return isfinite(highest) ? highest : 0;                                                   \
     }                                                                                             \
                                                                                                   \
-    static inline void logsumexp_##suffix##_rows(const struct reduction *a, int64_t first,        \
-                                                 int64_t end, type *y)                            \
+    static inline void logsumexp_##suffix##_rows(const struct reduction *a, int64_t first, int64_t end)\
     {                                                                                             \
         const int64_t length = a->length, many = length < PART ? PART / length : 1;               \
-        real powers[PART];                                                                        \
-        for (int64_t row = first; row < end; row += many, y += many) {                            \
+        type powers[PART];                                                                        \
+        for (int64_t row = first; row < end; row += many) {                                       \
             const int64_t rows = end - row < many ? end - row : many;                             \
             const type *x = (const type *)a->x + row * length;                                    \
             type tops[PART];                                                                      \
             double total = 0;                                                                     \
-            max_##suffix##_rows(a, row, row + rows, tops);                                        \
+            max_##suffix##_of_rows(a, row, rows, tops);                                           \
             for (int64_t at = 0; at < rows * length; at += PART) {                                \
                 const int64_t n = rows * length - at < PART ? rows * length - at : PART;          \
                 for (int64_t j = 0; j < rows; j++)                                                \
                     for (int64_t i = 0; i < (rows == 1 ? n : length); i++)                        \
-                        powers[j * length + i] = (real)x[at + j * length + i] - relative_##suffix(tops[j]);\
+                        powers[j * length + i] = x[at + j * length + i] - relative_##suffix(tops[j]);\
                 for (int64_t i = 0; i < n; i++)                                                   \
-                    powers[i] = POWER_##reals(powers[i], 0);                                      \
+                    powers[i] = POWER_##suffix(powers[i], 0);                                     \
                 if (rows == 1)                                                                    \
-                    total += sum_##reals##_folded(powers, n);                                     \
+                    total += sum_##suffix##_folded(powers, n);                                    \
             }                                                                                     \
             for (int64_t j = 0; j < rows; j++) {                                                  \
                 if (rows > 1)                                                                     \
-                    total = sum_##reals##_folded(powers + j * length, length);                    \
-                y[j] = (type)(log(total) + (double)relative_##suffix(tops[j]));                   \
+                    total = sum_##suffix##_folded(powers + j * length, length);                   \
+                ((type *)a->y)[row + j] = (type)(log(total) + (double)relative_##suffix(tops[j]));\
             }                                                                                     \
         }                                                                                         \
     }                                                                                             \
                                                                                                   \
-    static inline void logsumexp_##suffix##_columns(const struct reduction *a, int64_t first,     \
-                                                    int64_t columns, type *restrict y)            \
+    static inline void logsumexp_##suffix##_columns(const struct reduction *a, int64_t first, int64_t columns,\
+                                                    int64_t at)                                   \
     {                                                                                             \
         double totals[COLUMNS];                                                                   \
-        real tops[COLUMNS];                                                                       \
-        max_##suffix##_columns(a, first, columns, y);                                             \
+        type tops[COLUMNS], *const y = (type *)a->y + at;                                         \
+        max_##suffix##_of_columns(a, first, columns, tops, NULL);                                 \
         for (int64_t j = 0; j < folds(a, columns) * columns; j++)                                 \
-            tops[j] = relative_##suffix(y[j % columns]);                                          \
+            tops[j] = relative_##suffix(tops[j % columns]);                                       \
         powers_##suffix##_of_columns(a, first, columns, totals, tops);                            \
         for (int64_t j = 0; j < columns; j++)                                                     \
             y[j] = (type)(log(totals[j]) + (double)tops[j]);                                      \
     }                                                                                             \
                                                                                                   \
-    ITEMS(logsumexp_##suffix, type, logsumexp_##suffix##_rows, logsumexp_##suffix##_columns)
+    ITEMS(logsumexp_##suffix, logsumexp_##suffix##_rows, logsumexp_##suffix##_columns)
 
 #define FLOATS(suffix, type)                                                                      \
-    ANY(suffix, type, type, double, -INFINITY, INFINITY)                                          \
-    FINISHED(mean_##suffix, sum_##suffix, type, double, MEAN_##suffix)                                     \
+    ANY(suffix, type, type, double)                                                               \
+    EXTREMES(suffix, type, -INFINITY, INFINITY, *, 1)                                             \
+    REDUCTION(sumsquare_##suffix, type, type, double, 0, SUM, SQUARE)                             \
+    FINISHED(mean_##suffix, sum_##suffix, type, double, MEAN_##suffix)                            \
     REDUCTION(l1_##suffix, type, type, double, 0, SUM, ABSOLUTE)                                  \
     FINISHED(l2_##suffix, sumsquare_##suffix, type, double, ROOT)                                 \
     FINISHED(logsum_##suffix, sum_##suffix, type, double, LOGARITHM)                              \
-    LOGSUMEXP(suffix, type, suffix, type)
+    LOGSUMEXP(suffix, type)
 
-/* Roots and logarithms are computed in float64 and truncated; means are exact. */
-#define INTEGERS(suffix, type, sum, mean, low, high, DISTANCE)                                    \
-    ANY(suffix, type, sum, sum, low, high)                                                        \
-    TOTALS(exact_##suffix, type, mean, mean, 0, SUM, SAME)                                        \
-    FINISHED(mean_##suffix, exact_##suffix, type, mean, QUOTIENT)                                 \
-    REDUCTION(l1_##suffix, type, sum, sum, 0, SUM, DISTANCE)                                      \
-    TOTALS(squares_##suffix, type, double, double, 0, SUM, SQUARE)                                \
-    FINISHED(l2_##suffix, squares_##suffix, type, double, ROOT)                                   \
-    TOTALS(reals_##suffix, type, double, double, 0, SUM, SAME)                                    \
-    FINISHED(logsum_##suffix, reals_##suffix, type, double, LOGARITHM)                            \
-    LOGSUMEXP(suffix, type, float64, double)
+/* Means are exact. */
+#define INTEGERS(suffix, type, sum, exact, low, high)                                             \
+    ANY(suffix, type, sum, sum)                                                                   \
+    EXTREMES(suffix, type, low, high, ^, 0)                                                       \
+    FINISHED(mean_##suffix, exact##_##suffix, type, __typeof__(exact##_##suffix##_folded(NULL, 0)), QUOTIENT)
 
 /* 1 at the first maximum, or the first NaN, and 0 elsewhere. */
 #define HARDMAX(suffix, type)                                                                     \
-    static inline void hardmax_##suffix##_rows(const struct reduction *a, int64_t first, int64_t end, type *y)\
+    static inline void hardmax_##suffix##_rows(const struct reduction *a, int64_t first, int64_t end)\
     {                                                                                             \
-        y = (type *)a->y + first * a->length;                                                     \
+        type *y = (type *)a->y + first * a->length;                                               \
         for (int64_t row = first; row < end; row++, y += a->length) {                             \
-            const int64_t place = argmax_##suffix##_row(a, row * a->length);                      \
+            type best;                                                                            \
+            max_##suffix##_of_rows(a, row, 1, &best);                                             \
+            const int64_t place = place_##suffix##_of(a, row, best);                              \
             memset(y, 0, a->length * sizeof(type)); /* all bits are 0 in 0.0 */                   \
             y[place] = 1;                                                                         \
         }                                                                                         \
     }                                                                                             \
                                                                                                   \
     static inline void hardmax_##suffix##_columns(const struct reduction *a, int64_t first, int64_t columns,\
-                                                  type *y)                                        \
+                                                  int64_t at)                                     \
     {                                                                                             \
-        int64_t places[COLUMNS];                                                                  \
-        argmax_##suffix##_columns(a, first, columns, places);                                     \
-        y = (type *)a->y + first;                                                                 \
+        int32_t places[COLUMNS];                                                                  \
+        place_##suffix##_of_columns(a, first, columns, places);                                   \
+        type *const y = (type *)a->y + first;                                                     \
         const int64_t all = a->length * a->inner, width = columns == a->inner ? all : columns;    \
         for (int64_t i = 0; i < all; i += columns == a->inner ? all : a->inner)                   \
             memset(y + i, 0, width * sizeof(type));                                               \
@@ -479,30 +477,30 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
             y[places[j] * a->inner + j] = 1;                                                      \
     }                                                                                             \
                                                                                                   \
-    ITEMS(hardmax_##suffix, type, hardmax_##suffix##_rows, hardmax_##suffix##_columns)
+    ITEMS(hardmax_##suffix, hardmax_##suffix##_rows, hardmax_##suffix##_columns)
 
 FLOATS(float32, float)
 FLOATS(float64, double)
-INTEGERS(int32, int32_t, uint32_t, int64_t, INT32_MIN, INT32_MAX, DISTANCE32)
-INTEGERS(int64, int64_t, uint64_t, uint64_t, INT64_MIN, INT64_MAX, DISTANCE64)
+TOTALS(exact_int32, int32_t, int64_t, int64_t, 0, SUM, SAME)
+INTEGERS(int32, int32_t, uint32_t, exact, INT32_MIN, INT32_MAX)
+INTEGERS(int64, int64_t, uint64_t, sum, INT64_MIN, INT64_MAX)
 #define MEANS_OF_CODES(suffix, type, low, high)                                                   \
-    EXTREMES(suffix, type, low, high)                                                             \
+    EXTREMES(suffix, type, low, high, ^, 0)                                                       \
     TOTALS(codes_##suffix, type, int16_t, int32_t, 0, SUM, SAME)                                  \
     FINISHED(mean_##suffix, codes_##suffix, type, int32_t, CODE)
 MEANS_OF_CODES(int8, int8_t, INT8_MIN, INT8_MAX)
 MEANS_OF_CODES(uint8, uint8_t, 0, UINT8_MAX)
-EXTREMES(int16, int16_t, INT16_MIN, INT16_MAX)
+EXTREMES(int16, int16_t, INT16_MIN, INT16_MAX, ^, 0)
 HARDMAX(float32, float)
 HARDMAX(float64, double)
 
 #define EXTREME_ENTRIES(suffix)                                                                   \
-    KERNEL(max_##suffix, reduction), KERNEL(min_##suffix, reduction),                             \
-        KERNEL(argmax_##suffix, reduction), KERNEL(argmin_##suffix, reduction),                   \
-        KERNEL(argmax32_##suffix, reduction), KERNEL(argmin32_##suffix, reduction)
+    KERNEL(max_##suffix, reduction), KERNEL(min_##suffix, reduction), KERNEL(place_##suffix, reduction)
 #define ENTRIES(suffix)                                                                           \
-    EXTREME_ENTRIES(suffix), KERNEL(sum_##suffix, reduction),                                     \
-        KERNEL(sumsquare_##suffix, reduction), KERNEL(prod_##suffix, reduction),                  \
-        KERNEL(mean_##suffix, reduction), KERNEL(l1_##suffix, reduction),                         \
+    EXTREME_ENTRIES(suffix), KERNEL(sum_##suffix, reduction), KERNEL(prod_##suffix, reduction),   \
+        KERNEL(mean_##suffix, reduction)
+#define ENTRIES_OF_FLOATS(suffix)                                                                 \
+    ENTRIES(suffix), KERNEL(sumsquare_##suffix, reduction), KERNEL(l1_##suffix, reduction),       \
         KERNEL(l2_##suffix, reduction), KERNEL(logsum_##suffix, reduction),                       \
         KERNEL(logsumexp_##suffix, reduction)
 
@@ -547,7 +545,7 @@ static inline int32_t rescaled_product(const struct mean_of_codes *m, int64_t x)
 PRODUCTS_OF_CODES(int8)
 PRODUCTS_OF_CODES(int16)
 
-KERNELS(reduce, ENTRIES(float32), ENTRIES(float64), ENTRIES(int32), ENTRIES(int64), EXTREME_ENTRIES(int8),
-        EXTREME_ENTRIES(uint8), EXTREME_ENTRIES(int16), KERNEL(mean_int8, mean_of_codes), KERNEL(mean_uint8, mean_of_codes),
+KERNELS(reduce, ENTRIES_OF_FLOATS(float32), ENTRIES_OF_FLOATS(float64), ENTRIES(int32), ENTRIES(int64),
+        EXTREME_ENTRIES(int8), EXTREME_ENTRIES(uint8), EXTREME_ENTRIES(int16), KERNEL(mean_int8, mean_of_codes), KERNEL(mean_uint8, mean_of_codes),
         KERNEL(product_int8, mean_of_codes), KERNEL(product_int16, mean_of_codes),
         KERNELS_OF_FLOATS(hardmax, reduction))
