@@ -12,9 +12,33 @@
 #include "math64.h"
 #include "native.h"
 #include "programs.h"
-#ifdef __AVX512BW__
+#ifdef __F16C__
 #include <immintrin.h>
 #endif
+
+/* Conversions of float16 and float32, by the processor's instructions if it has them; NaNs become quiet. The arrays
+   must not overlap. */
+static inline void floats_of_halves(float *restrict to, const uint16_t *restrict from, int64_t n)
+{
+    int64_t i = 0;
+#ifdef __F16C__
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
+#endif
+    for (; i < n; i++)
+        to[i] = float_of_half(from[i]);
+}
+
+static inline void halves_of_floats(uint16_t *restrict to, const float *restrict from, int64_t n)
+{
+    int64_t i = 0;
+#ifdef __F16C__
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), 0));
+#endif
+    for (; i < n; i++)
+        to[i] = half_of_float(from[i]);
+}
 
 /* Operations as X(name, result type, operand type, expression of a, b and c). */
 #define FLOATS(X)                                                                                 \

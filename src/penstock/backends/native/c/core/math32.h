@@ -9,9 +9,6 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
 
 static inline int32_t bits_of(float x)
 {
@@ -236,30 +233,6 @@ static inline uint16_t half_of_float(float x)
     half = bits >= 0x477ff000 ? 0x7c00 : half;
     half = bits > 0x7f800000 ? 0x7e00 | (bits >> 13 & 0x3ff) : half;
     return (uint16_t)(sign | half);
-}
-
-/* Conversions of float16 and float32, by the processor's instructions if it has them; NaNs become quiet. The arrays
-   must not overlap. */
-static inline void floats_of_halves(float *restrict to, const uint16_t *restrict from, int64_t n)
-{
-    int64_t i = 0;
-#ifdef __F16C__
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
-#endif
-    for (; i < n; i++)
-        to[i] = float_of_half(from[i]);
-}
-
-static inline void halves_of_floats(uint16_t *restrict to, const float *restrict from, int64_t n)
-{
-    int64_t i = 0;
-#ifdef __F16C__
-    for (; i + 8 <= n; i += 8)
-        _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), 0));
-#endif
-    for (; i < n; i++)
-        to[i] = half_of_float(from[i]);
 }
 
 #endif
