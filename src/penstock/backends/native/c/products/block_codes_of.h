@@ -83,33 +83,38 @@ ATTRIBUTE INLINED void OF(panel)(const struct block_codes *a, int64_t row, int64
     store_panel(a, c, row, rows, p);
 }
 
-ATTRIBUTE INLINED void OF(some)(const struct block_codes *a, int64_t row, int64_t end, int64_t p,
-                                   int64_t last, const int block)
+/* Forms for bits, rows and the block are functions: one with all of them would take longer to compile. */
+#define FORM(bits, rows, block)                                                                    \
+    ATTRIBUTE static __attribute__((noinline)) void OF(panel_##bits##_##rows##_##block)(           \
+        const struct block_codes *a, int64_t row, int64_t p, int64_t group, int64_t groups)        \
+    {                                                                                              \
+        OF(panel)(a, row, p, group, groups, bits, rows, block);                                    \
+    }
+#define FORMS_OF(X, bits, block) X(bits, MANY, block) X(bits, 2, block) X(bits, 1, block)
+#if MANY > 4
+#define FORMS(X)                                                                                   \
+    FORMS_OF(X, 4, 0) FORMS_OF(X, 4, USUAL) FORMS_OF(X, 8, 0) FORMS_OF(X, 8, USUAL)                \
+    X(4, 4, 0) X(4, 4, USUAL) X(8, 4, 0) X(8, 4, USUAL)
+#else
+#define FORMS(X) FORMS_OF(X, 4, 0) FORMS_OF(X, 4, USUAL) FORMS_OF(X, 8, 0) FORMS_OF(X, 8, USUAL)
+#endif
+FORMS(FORM)
+
+ATTRIBUTE static void OF(codes)(const struct block_codes *a, int64_t row, int64_t end, int64_t p, int64_t last)
 {
     const int64_t groups = end - row == 8 ? 2 : CEIL_DIV(end - row, MANY);
+    const int64_t of_blocks = a->block == USUAL && a->k % USUAL == 0 ? USUAL : 0;
     for (; p < last; p++)
         for (int64_t r = row, rows, group = 0; r < end; r += rows, group++) {
             const int64_t left = end - r;
             rows = left >= MANY && left != 8 ? MANY : left >= 4 ? 4 : left >= 2 ? 2 : 1;
-            switch (rows * 8 + a->bits) {
-            case MANY * 8 + 4: OF(panel)(a, r, p, group, groups, 4, MANY, block); break;
-            case 2 * 8 + 4: OF(panel)(a, r, p, group, groups, 4, 2, block); break;
-            case 1 * 8 + 4: OF(panel)(a, r, p, group, groups, 4, 1, block); break;
-            case MANY * 8 + 8: OF(panel)(a, r, p, group, groups, 8, MANY, block); break;
-            case 2 * 8 + 8: OF(panel)(a, r, p, group, groups, 8, 2, block); break;
-            case 1 * 8 + 8: OF(panel)(a, r, p, group, groups, 8, 1, block); break;
-#if MANY > 4
-            case 4 * 8 + 4: OF(panel)(a, r, p, group, groups, 4, 4, block); break;
-            case 4 * 8 + 8: OF(panel)(a, r, p, group, groups, 8, 4, block); break;
-#endif
-            }
+#define USE(of_bits, number, block)                                                                \
+    if (a->bits == of_bits && rows == number && of_blocks == block)                                \
+        OF(panel_##of_bits##_##number##_##block)(a, r, p, group, groups);
+            FORMS(USE)
+#undef USE
         }
 }
-
-ATTRIBUTE static void OF(codes)(const struct block_codes *a, int64_t row, int64_t end, int64_t p, int64_t last)
-{
-    if (a->block == USUAL && a->k % USUAL == 0)
-        OF(some)(a, row, end, p, last, USUAL);
-    else
-        OF(some)(a, row, end, p, last, 0);
-}
+#undef FORM
+#undef FORMS
+#undef FORMS_OF

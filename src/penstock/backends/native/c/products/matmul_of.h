@@ -49,27 +49,34 @@ INLINED void OF(multiply)(OF(tile) *t, int64_t tiles, int rows, int vectors)
     }
 }
 
+/* Each form is a function: one with all of them would take longer to compile. */
+#define TILES(X, rows) X(rows, 1) X(rows, 2) X(rows, 3) X(rows, 4)
+#define ALL_TILES(X)                                                                               \
+    TILES(X, 1) TILES(X, 2) TILES(X, 3) TILES(X, 4) TILES(X, 5) TILES(X, 6)                        \
+    TILES(X, 7) TILES(X, 8) TILES(X, 9) TILES(X, 10) TILES(X, 11) TILES(X, 12)
+#define TILE(rows, vectors)                                                                        \
+    static __attribute__((noinline)) void OF(multiply_##rows##_##vectors)(OF(tile) *t, int64_t tiles) \
+    {                                                                                              \
+        if (rows <= MOST_ROWS && rows * (vectors > 1 ? vectors : 2) <= TILE_SUMS && vectors <= TILE_VECTORS) \
+            OF(multiply)(t, tiles, rows, vectors);                                                 \
+    }
+ALL_TILES(TILE)
+
 void OF(multiply_rows)(OF(tile) t, int64_t rows, int64_t vectors)
 {
+#define FORM(rows, vectors) OF(multiply_##rows##_##vectors),
+    static __typeof__(OF(multiply_1_1)) *const forms[] = {ALL_TILES(FORM)};
     const int64_t most = smaller(MOST_ROWS, TILE_SUMS / (vectors > 1 ? vectors : 2));
     const int64_t tiles = CEIL_DIV(rows, most), more = rows % tiles;
     /* Some tiles have one row more than the others. */
-    for (int64_t one = 1; one >= 0; one--) {
-#define TILE(rows, vectors)                                                                        \
-    case rows * 8 + vectors:                                                                       \
-        if (rows <= MOST_ROWS && rows * (vectors > 1 ? vectors : 2) <= TILE_SUMS && vectors <= TILE_VECTORS) \
-            OF(multiply)(&t, one ? more : tiles - more, rows, vectors);                            \
-        break;
-#define TILES(rows) TILE(rows, 1) TILE(rows, 2) TILE(rows, 3) TILE(rows, 4)
-        switch ((rows / tiles + one) * 8 + vectors) {
-            TILES(1) TILES(2) TILES(3) TILES(4)
-            TILES(5) TILES(6) TILES(7) TILES(8)
-            TILES(9) TILES(10) TILES(11) TILES(12)
-        }
-#undef TILES
-#undef TILE
-    }
+    if (more)
+        forms[rows / tiles * 4 + vectors - 1](&t, more);
+    forms[(rows / tiles - 1) * 4 + vectors - 1](&t, tiles - more);
 }
+#undef TILES
+#undef ALL_TILES
+#undef TILE
+#undef FORM
 
 typedef struct {
     const REAL *a, *b;

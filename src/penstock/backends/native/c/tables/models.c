@@ -65,6 +65,16 @@ enum { WIDTH = 8 };
                 *to = more ? *to + own : own;                                                     \
             }                                                                                     \
         }                                                                                         \
+    }                                                                                             \
+                                                                                                  \
+    /* For all types: of ROWS rows, or one. */                                                    \
+    static __attribute__((noinline)) void name##_of(const type *vectors, int64_t step, const type *x, int64_t features,\
+                                                    int64_t count, double *sums, const int more, const int n)\
+    {                                                                                             \
+        if (n == ROWS)                                                                            \
+            name(vectors, step, x, features, count, sums, more, ROWS);                            \
+        else                                                                                      \
+            name(vectors, step, x, features, count, sums, more, 1);                               \
     }
 
 ADD_PRODUCTS(add_products, double, WIDTH)
@@ -188,7 +198,7 @@ static int64_t label_place(const struct models *a, const double *scores)
 }
 
 /* Write the labels and scores of `n` rows, whose decisions are `step` apart. */
-INLINED void write_rows(const struct models *a, int64_t row, double *scores, const int64_t step, const int n)
+static __attribute__((noinline)) void write_rows(const struct models *a, int64_t row, double *scores, int64_t step, int n)
 {
     const int64_t count = a->outputs;
     double all[ROWS * (DECISIONS / ROWS + 2)]; /* scores of all rows, which are transformed together */
@@ -240,9 +250,9 @@ INLINED void write_rows(const struct models *a, int64_t row, double *scores, con
                         square[r] += x[r * FEATURES + f] * x[r * FEATURES + f];                   \
                 }                                                                                 \
                 if (a->narrow)                                                                    \
-                    add_narrow_products(a->narrow + at, a->count, narrow, features, count, k, first > 0, n); \
+                    add_narrow_products_of(a->narrow + at, a->count, narrow, features, count, k, first > 0, n);\
                 else                                                                              \
-                    add_products(a->vectors + at, a->count, x, features, count, k, first > 0, n); \
+                    add_products_of(a->vectors + at, a->count, x, features, count, k, first > 0, n);\
             }                                                                                     \
             for (int r = 0; r < n; r++) {                                                         \
                 double *products = k + r * VECTORS;                                               \

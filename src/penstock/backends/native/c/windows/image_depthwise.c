@@ -50,37 +50,47 @@ INLINED void add_channels(const sights *x, int64_t column, int64_t count, const 
     }
 }
 
+/* Each form of `add_channels` is a function: one with all of them would take longer to compile. With short vectors,
+   partial vectors are rare, and get one form. */
+#define OF_TAPS(X, positions)                                                                      \
+    X(positions, 1, 3, CHANNELS) X(positions, 2, 3, CHANNELS) X(positions, 1, 5, CHANNELS) X(positions, 2, 5, CHANNELS)
+#define FORMS_OF_TAPS(X) OF_TAPS(X, 4) OF_TAPS(X, 5) OF_TAPS(X, 6) OF_TAPS(X, 7) OF_TAPS(X, 8)
+#define FORMS_OF_CHANNELS(X) X(8, 0, 0, CHANNELS) X(4, 0, 0, CHANNELS) X(1, 0, 0, CHANNELS)
+#if defined(__AVX512F__)
+#define FORMS_OF_SOME(X) X(8, 0, 0, SOME_CHANNELS) X(4, 0, 0, SOME_CHANNELS) X(1, 0, 0, SOME_CHANNELS)
+#else
+#define FORMS_OF_SOME(X) X(1, 0, 0, SOME_CHANNELS)
+#endif
+#define FORM(positions, stride, taps, what)                                                        \
+    static __attribute__((noinline)) void add_##positions##_##stride##_##taps##_##what(            \
+        const sights *x, int64_t column, int64_t channels, const target *to)                       \
+    {                                                                                              \
+        add_channels(x, column, channels, to, positions, stride, taps, what);                      \
+    }
+FORMS_OF_TAPS(FORM)
+FORMS_OF_CHANNELS(FORM)
+FORMS_OF_SOME(FORM)
+
 /* As `add_channels`; return how many of `count` positions were computed. `taps` is 0 for less than a vector of
    channels. */
 static int64_t add_some(const sights *x, int64_t column, int64_t channels, const target *to, int64_t count, int taps)
 {
     const int64_t tiles = CEIL_DIV(count, TILE), positions = tiles < 2 ? count : CEIL_DIV(count, tiles);
-    const int twice = x->stride != x->apart;
-#define OF_TAPS(number, some)                                                                      \
-    if (taps == some && twice)                                                                     \
-        return add_channels(x, column, channels, to, number, 2, some, CHANNELS), number;           \
-    if (taps == some)                                                                              \
-        return add_channels(x, column, channels, to, number, 1, some, CHANNELS), number;
-#define OF(number)                                                                                 \
-    case number:                                                                                   \
-        OF_TAPS(number, 3)                                                                         \
-        OF_TAPS(number, 5)                                                                         \
-        break;
-    switch (positions) {
-        OF(4) OF(5) OF(6) OF(7) OF(8)
+    const int stride = x->stride != x->apart ? 2 : 1;
+#define USE(number, step, some, what) return add_##number##_##step##_##some##_##what(x, column, channels, to), number;
+#define USE_IF_TAPS(number, step, some, what)                                                      \
+    if (positions == number && stride == step && taps == some)                                     \
+        USE(number, step, some, what)
+#define USE_IF_ENOUGH(number, step, some, what)                                                    \
+    if (count >= number)                                                                           \
+        USE(number, step, some, what)
+    if (taps) {
+        FORMS_OF_TAPS(USE_IF_TAPS)
     }
-#undef OF
-#undef OF_TAPS
-/* With short vectors, partial vectors are rare, and such forms take long to compile. */
-#define OF(number)                                                                                 \
-    if (count >= number && channels >= LANES)                                                      \
-        return add_channels(x, column, channels, to, number, 0, 0, CHANNELS), number;              \
-    if (count >= number && (number == 1 || BY_WIDTH(1, 0, 0)))                                     \
-        return add_channels(x, column, channels, to, number, 0, 0, SOME_CHANNELS), number;
-    OF(8)
-    OF(4)
-    OF(1)
-#undef OF
+    if (channels >= LANES) {
+        FORMS_OF_CHANNELS(USE_IF_ENOUGH)
+    }
+    FORMS_OF_SOME(USE_IF_ENOUGH)
     return 0;
 }
 

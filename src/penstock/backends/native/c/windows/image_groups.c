@@ -72,41 +72,32 @@ static int64_t positions_of(int64_t count, int taps)
     return best;
 }
 
-/* As `add_groups`. `what` is a constant. */
-INLINED void add_tile(const sights *x, const groups *g, int64_t column, const target *to, int64_t positions, int taps,
-                      int what)
-{
-    const int twice = x->stride != x->apart;
-#define OF(number)                                                                                 \
-    if (positions == number && taps && twice) {                                                    \
-        add_groups(x, g, column, to, number, 2, 3, what);                                          \
-        return;                                                                                    \
-    }                                                                                              \
-    if (positions == number && taps) {                                                             \
-        add_groups(x, g, column, to, number, 1, 3, what);                                          \
-        return;                                                                                    \
-    }
-    if (HAS_TAPS(what)) {
-        OF(TALL)
-        OF(7)
-    }
+/* Each form of `add_groups` is a function: GCC takes twice as long for a single one with all of them. */
+#define PLAIN(X, what) X(TALL, 0, 0, what) X(7, 0, 0, what) X(4, 0, 0, what) X(1, 0, 0, what)
+#define OF_TAPS(X, positions, what) X(positions, 1, 3, what) X(positions, 2, 3, what)
 #if defined(__AVX512F__)
-    if (HAS_TAPS(what)) {
-        OF(10)
-        OF(8)
-    }
+#define FORMS(X)                                                                                   \
+    PLAIN(X, EACH_CHANNEL)                                                                         \
+    PLAIN(X, EACH_PAIR)                                                                            \
+    OF_TAPS(X, TALL, EACH_PAIR) OF_TAPS(X, 10, EACH_PAIR) OF_TAPS(X, 8, EACH_PAIR) OF_TAPS(X, 7, EACH_PAIR)
+#else
+#define FORMS(X) PLAIN(X, EACH_CHANNEL) OF_TAPS(X, TALL, EACH_CHANNEL) OF_TAPS(X, 7, EACH_CHANNEL)
 #endif
-#undef OF
-#define OF(number)                                                                                 \
-    if (positions == number) {                                                                     \
-        add_groups(x, g, column, to, number, 0, 0, what);                                          \
-        return;                                                                                    \
+#define FORM(positions, stride, taps, what)                                                        \
+    static __attribute__((noinline)) void add_##positions##_##stride##_##what(                     \
+        const sights *x, const groups *g, int64_t column, const target *to)                        \
+    {                                                                                              \
+        add_groups(x, g, column, to, positions, stride, taps, what);                               \
     }
-    OF(TALL)
-    OF(7)
-    OF(4)
-    OF(1)
-#undef OF
+FORMS(FORM)
+
+static __typeof__(add_1_0_EACH_CHANNEL) *form_of(int64_t positions, int64_t stride, int what)
+{
+#define FORM_IF(some, step, taps, kind)                                                            \
+    if (positions == some && stride == step && what == kind)                                       \
+        return add_##some##_##step##_##kind;
+    FORMS(FORM_IF)
+    return add_1_0_EACH_CHANNEL;
 }
 
 /* Images are read and written in place. */
@@ -138,13 +129,11 @@ ITEMS_OF(image_groups, image_convolution)
             const int what = BY_WIDTH(a->twos, 0, 0) ? EACH_PAIR : EACH_CHANNEL;
             const int taps = HAS_TAPS(what) && l.some >= LEAST && taps_together(&x) == 3 ? 3 : 0;
             const int64_t positions = positions_of(l.some, taps);
+            __typeof__(add_1_0_EACH_CHANNEL) *const add = form_of(positions, !taps ? 0 : stride == x.apart ? 1 : 2, what);
             for (int64_t p = 0; p < l.some; p += positions) {
                 const int64_t at = smaller(p, l.some - positions);
                 const target to = part_of(&all, at, 0);
-                if (what == EACH_PAIR)
-                    add_tile(&x, &g, at * stride, &to, positions, taps, EACH_PAIR);
-                else
-                    add_tile(&x, &g, at * stride, &to, positions, taps, EACH_CHANNEL);
+                add(&x, &g, at * stride, &to);
             }
         }
         if (a->follows)
