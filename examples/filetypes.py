@@ -1,7 +1,7 @@
 """What type each file of a folder has, told by a neural network that runs through Penstock.
 
-``python examples/filetypes.py [FILE...]``: the given files, or a sample of this repository's,
-of which those of its tests are left out.
+``python examples/filetypes.py [FILE...]``: the given files, or some of this repository's, but none
+of its tests.
 
 The network is the one of Magika 1.0.3, Google's tool for the same purpose (Apache-2.0). Its package
 is downloaded once, checked against a pinned hash, and only data is taken out of it: the ONNX model,

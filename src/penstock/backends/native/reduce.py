@@ -21,11 +21,8 @@ from penstock.ops.common.fixed_point import (
 )
 from penstock.ops.common.shape_rules import normalize_axes
 
-_DTYPES = ("float32", "float64", "int32", "int64")
-_EXTREMES = dict.fromkeys(
-    ("max", "min", "argmax", "argmin"), (*_DTYPES, "int8", "uint8", "int16", "bool")
-)
-_OF_INTEGERS = ("sum", "mean", "prod")
+_DTYPES = ("float32", "float64", "int32", "int64", "int8", "uint8", "int16", "bool")
+_EXTREMES = ("max", "min", "argmax", "argmin")
 _COLUMNS = 256  # as in c/rows/reduce.c
 _BLOCK = 4096  # elements of an item of rows
 _MOST_CODES = 2**23
@@ -57,7 +54,7 @@ def _axes(site: Site, rank: int) -> tuple[int, ...] | None:
 def reduction_call(site: Site) -> NativeCall | None:
     """ReduceSum and the like, ArgMax and ArgMin."""
     x, name = site.input(0), site.node.op.name.lower().removeprefix("reduce")
-    dtypes = _EXTREMES.get(name, _DTYPES if name in _OF_INTEGERS else _DTYPES[:2])
+    dtypes = _DTYPES[: 8 if name in _EXTREMES else 4 if name in ("mean", "prod", "sum") else 2]
     if x is None or not x.dims or str_(x.dtype) not in dtypes or 0 in x.dims:
         return None
     axes = _axes(site, len(x.dims))

@@ -61,7 +61,8 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         axes = range(axis, axis + 1)
     parts = around(x.dims, axes, strides[0])
     outer, length, inner = [math.prod(x.dims[i] for i in part) for part in parts]
-    is_hardmax, is_log = [site.node.op.name == name for name in ("Hardmax", "LogSoftmax")]
+    name = site.node.op.name
+    own = ("hardmax", 0, 0, 0) if name == "Hardmax" else ("softmax", int(name == "LogSoftmax"))
     if inner == 1:
         block = max(_BLOCK // length, 1)
     else:
@@ -70,11 +71,8 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
             # Few columns have another summation order than many (c/rows/softmax.c).
             block = math.ceil(inner / 2)
     return NativeCall(
-        f"{'hardmax' if is_hardmax else 'softmax'}_{x.dtype}",
-        (
-            *(Tensor(0), site.result(), outer, length, inner, block),
-            *((0, 0, 0) if is_hardmax else (int(is_log),)),
-        ),
+        f"{own[0]}_{x.dtype}",
+        (Tensor(0), site.result(), outer, length, inner, block, *own[1:]),
         items=math.ceil(outer / block) if inner == 1 else outer * math.ceil(inner / block),
         item_ns=rows_ns(block * length * _ADDITIONS[str_(x.dtype)], rows=1),
         inplace=(0,),

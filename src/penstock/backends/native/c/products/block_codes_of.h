@@ -90,13 +90,11 @@ ATTRIBUTE INLINED void OF(panel)(const struct block_codes *a, int64_t row, int64
     {                                                                                              \
         OF(panel)(a, row, p, group, groups, bits, rows, block);                                    \
     }
-#define FORMS_OF(X, bits, block) X(bits, MANY, block) X(bits, 2, block) X(bits, 1, block)
+#define ROWS_OF(X, rows) X(4, rows, 0) X(4, rows, USUAL) X(8, rows, 0) X(8, rows, USUAL)
 #if MANY > 4
-#define FORMS(X)                                                                                   \
-    FORMS_OF(X, 4, 0) FORMS_OF(X, 4, USUAL) FORMS_OF(X, 8, 0) FORMS_OF(X, 8, USUAL)                \
-    X(4, 4, 0) X(4, 4, USUAL) X(8, 4, 0) X(8, 4, USUAL)
+#define FORMS(X) ROWS_OF(X, MANY) ROWS_OF(X, 4) ROWS_OF(X, 2) ROWS_OF(X, 1)
 #else
-#define FORMS(X) FORMS_OF(X, 4, 0) FORMS_OF(X, 4, USUAL) FORMS_OF(X, 8, 0) FORMS_OF(X, 8, USUAL)
+#define FORMS(X) ROWS_OF(X, MANY) ROWS_OF(X, 2) ROWS_OF(X, 1)
 #endif
 FORMS(FORM)
 
@@ -117,4 +115,4 @@ ATTRIBUTE static void OF(codes)(const struct block_codes *a, int64_t row, int64_
 }
 #undef FORM
 #undef FORMS
-#undef FORMS_OF
+#undef ROWS_OF

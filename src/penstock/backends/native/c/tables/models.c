@@ -66,15 +66,12 @@ enum { WIDTH = 8 };
             }                                                                                     \
         }                                                                                         \
     }                                                                                             \
-                                                                                                  \
-    /* For all types: of ROWS rows, or one. */                                                    \
     static __attribute__((noinline)) void name##_of(const type *vectors, int64_t step, const type *x, int64_t features,\
                                                     int64_t count, double *sums, const int more, const int n)\
     {                                                                                             \
-        if (n == ROWS)                                                                            \
-            name(vectors, step, x, features, count, sums, more, ROWS);                            \
-        else                                                                                      \
-            name(vectors, step, x, features, count, sums, more, 1);                               \
+        if (n == 1)                                                                               \
+            return name(vectors, step, x, features, count, sums, more, 1);                        \
+        name(vectors, step, x, features, count, sums, more, ROWS);                                \
     }
 
 ADD_PRODUCTS(add_products, double, WIDTH)

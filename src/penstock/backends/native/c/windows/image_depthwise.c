@@ -52,46 +52,33 @@ INLINED void add_channels(const sights *x, int64_t column, int64_t count, const 
 
 /* Each form of `add_channels` is a function: one with all of them would take longer to compile. With short vectors,
    partial vectors are rare, and get one form. */
-#define OF_TAPS(X, positions)                                                                      \
-    X(positions, 1, 3, CHANNELS) X(positions, 2, 3, CHANNELS) X(positions, 1, 5, CHANNELS) X(positions, 2, 5, CHANNELS)
+#define OF_TAPS(X, number) X(number, 1, 3, CHANNELS) X(number, 2, 3, CHANNELS) X(number, 1, 5, CHANNELS) X(number, 2, 5, CHANNELS)
 #define FORMS_OF_TAPS(X) OF_TAPS(X, 4) OF_TAPS(X, 5) OF_TAPS(X, 6) OF_TAPS(X, 7) OF_TAPS(X, 8)
-#define FORMS_OF_CHANNELS(X) X(8, 0, 0, CHANNELS) X(4, 0, 0, CHANNELS) X(1, 0, 0, CHANNELS)
-#if defined(__AVX512F__)
-#define FORMS_OF_SOME(X) X(8, 0, 0, SOME_CHANNELS) X(4, 0, 0, SOME_CHANNELS) X(1, 0, 0, SOME_CHANNELS)
-#else
-#define FORMS_OF_SOME(X) X(1, 0, 0, SOME_CHANNELS)
-#endif
+#define OTHERS(X, what) X(8, 0, 0, what) X(4, 0, 0, what) X(1, 0, 0, what)
 #define FORM(positions, stride, taps, what)                                                        \
-    static __attribute__((noinline)) void add_##positions##_##stride##_##taps##_##what(            \
+    static __attribute__((noinline)) int64_t add_##positions##_##stride##_##taps##_##what(         \
         const sights *x, int64_t column, int64_t channels, const target *to)                       \
     {                                                                                              \
-        add_channels(x, column, channels, to, positions, stride, taps, what);                      \
+        if (what == CHANNELS || positions == 1 || BY_WIDTH(1, 0, 0))                               \
+            add_channels(x, column, channels, to, positions, stride, taps, what);                  \
+        return positions;                                                                          \
     }
 FORMS_OF_TAPS(FORM)
-FORMS_OF_CHANNELS(FORM)
-FORMS_OF_SOME(FORM)
+OTHERS(FORM, CHANNELS)
+OTHERS(FORM, SOME_CHANNELS)
 
 /* As `add_channels`; return how many of `count` positions were computed. `taps` is 0 for less than a vector of
    channels. */
 static int64_t add_some(const sights *x, int64_t column, int64_t channels, const target *to, int64_t count, int taps)
 {
+#define ADDRESS(number, stride, taps, what) add_##number##_##stride##_##taps##_##what,
+    static __typeof__(add_1_0_0_CHANNELS) *const forms[] = {FORMS_OF_TAPS(ADDRESS)}, *const others[] = {
+        OTHERS(ADDRESS, CHANNELS) OTHERS(ADDRESS, SOME_CHANNELS)};
     const int64_t tiles = CEIL_DIV(count, TILE), positions = tiles < 2 ? count : CEIL_DIV(count, tiles);
-    const int stride = x->stride != x->apart ? 2 : 1;
-#define USE(number, step, some, what) return add_##number##_##step##_##some##_##what(x, column, channels, to), number;
-#define USE_IF_TAPS(number, step, some, what)                                                      \
-    if (positions == number && stride == step && taps == some)                                     \
-        USE(number, step, some, what)
-#define USE_IF_ENOUGH(number, step, some, what)                                                    \
-    if (count >= number)                                                                           \
-        USE(number, step, some, what)
-    if (taps) {
-        FORMS_OF_TAPS(USE_IF_TAPS)
-    }
-    if (channels >= LANES) {
-        FORMS_OF_CHANNELS(USE_IF_ENOUGH)
-    }
-    FORMS_OF_SOME(USE_IF_ENOUGH)
-    return 0;
+    const int few = channels < LANES, size = few && !BY_WIDTH(1, 0, 0) ? 2 : count >= 8 ? 0 : count >= 4 ? 1 : 2;
+    if (taps && positions >= 4)
+        return forms[positions * 4 - 16 + taps / 5 * 2 + (x->stride != x->apart)](x, column, channels, to);
+    return others[3 * few + size](x, column, channels, to);
 }
 
 /* The rows of taps of a line, NULL in the padding, as a flat run of elements; weights are repeated to
