@@ -135,11 +135,8 @@ def _text(name: str, element: Any) -> str:
         return str(element)
     if not isinstance(element, bytes):
         raise InvalidInput(f"input {name!r} takes strings, not {element!r:.40}")
-    try:
-        return element.decode()
-    except UnicodeDecodeError as error:
-        message = f"input {name!r}: the bytes {element!r:.40} are not UTF-8; decode them to str"
-        raise InvalidInput(message) from error
+    # Bytes that are not UTF-8, as those of a serialized message, become lone surrogates.
+    return element.decode("utf-8", "surrogateescape")
 
 
 def _map(name: str, value: dict[Any, Any], input_type: MapType) -> dict[Any, Any]:
