@@ -51,9 +51,11 @@ def several(name: str, build: Callable[..., list[tf.Tensor]], fed: dict[str, Any
                 feeds[named[-1].name] = x
             holders[key] = named if isinstance(value, list) else named[0]
         flat = build(**holders)
+        filling = tf.compat.v1.tables_initializer()
     config = tf.compat.v1.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     with tf.compat.v1.Session(graph=graph, config=config) as session:
+        session.run(filling)
         results = session.run(flat, feeds)
     assert f"{name}/graph" not in FOUND, name
     FOUND[f"{name}/graph"] = np.frombuffer(graph.as_graph_def().SerializeToString(), np.uint8)

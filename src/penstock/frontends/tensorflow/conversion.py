@@ -131,7 +131,7 @@ class Conversion(NodeBuilder):
         that the reading node declares, or None."""
         frozen = self.context.variables.constant(handle)
         if frozen is not None:
-            return self.emit("Const", [], {"value": frozen}, domain=TENSORFLOW)
+            return self.constant(frozen, frozen.dtype)
         attrs, type_ = self.context.variables.read_attrs(handle, dtype)
         return self.emit("ReadVariableOp", [handle], attrs, domain=TENSORFLOW, type_=type_)
 

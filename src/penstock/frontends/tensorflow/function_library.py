@@ -85,6 +85,18 @@ class FunctionLibrary:
         """Return the schema of nodes whose operation is the function ``name``."""
         return self._schemas.get(name)
 
+    def returns_argument(self, name: str, index: int) -> bool:
+        """Return whether result ``index`` of a function is its argument ``index``, or a copy."""
+        function = self.functions[name]
+        arguments, results = function.signature.input_arg, function.signature.output_arg
+        if not index < min(len(arguments), len(results)):
+            return False
+        copies = {n.name: n.input[0] for n in function.node_def if n.op == "Identity" and n.input}
+        source = function.ret.get(results[index].name, "").partition(":")[0]
+        for _ in copies:
+            source = copies.get(source, source).partition(":")[0]
+        return source == arguments[index].name
+
     def _schema(self, signature: OpDef) -> TfSchema:
         defaults = {
             attr.name: decode_attribute(attr.default_value, {}, self.limits)

@@ -263,10 +263,19 @@ def while_(c: Conversion) -> None:
     inside = [Value(f"{prefix}#{i}", value.type) for i, value in enumerate(c.outputs)]
     iteration = Value(f"{prefix}#iteration", TensorType(INT64, ()))
     going = Value(f"{prefix}#going", _TRUTH)
-    once = expansion.body(body, inside, "body", results=c.outputs)
+    # Handles that no iteration replaces are those of before the loop: their facts are known.
+    kept = {
+        i
+        for i, dtype in enumerate(c.attrs["T"])
+        if dtype == "resource" and c.context.library.returns_argument(body.name, i)
+    }
+    given = [carried[i] if i in kept else value for i, value in enumerate(inside)]
+    once = expansion.body(body, given, "body", results=c.outputs)
     if len(once.results) != len(c.outputs):
         raise NodeError(f"carries {len(c.outputs)} values, but its body gives {len(once.results)}")
-    after = expansion.body(condition, once.results, "cond", results=types)
+    once.results[:] = [inside[i] if i in kept else x for i, x in enumerate(once.results)]
+    following = [carried[i] if i in kept else x for i, x in enumerate(once.results)]
+    after = expansion.body(condition, following, "cond", results=types)
     name = f"{prefix}#condition"
     proceed = Value(name, _TRUTH)
     truth = _node(c, "ToBool", [_condition(after)], [proceed], None, name)

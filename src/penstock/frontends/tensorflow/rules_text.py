@@ -11,7 +11,7 @@ import numpy as np
 from penstock.core.types import STRING, find_dtype
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, listed, rule
-from penstock.frontends.tensorflow.tables import FILLING
+from penstock.frontends.tensorflow.tables import FILLING, TABLES
 from penstock.ops.registry import TENSORFLOW, TFLITE
 
 
@@ -73,7 +73,7 @@ def parse_example(c: Conversion) -> None:
 # Tables.
 
 
-@rule("HashTableV2")
+@rule(*TABLES)
 def hash_table(c: Conversion) -> None:
     """The handle, whose contents are never read, is the name of the table."""
     name = np.array(c.attrs["shared_name"] or c.own_name, STRING)
@@ -97,7 +97,7 @@ def fill_table(c: Conversion) -> None:
     c.emit_final("NoOp", [], domain=TENSORFLOW)
 
 
-@rule("LookupTableFindV2")
+@rule("LookupTableFind", "LookupTableFindV2")
 def find(c: Conversion) -> None:
     keys, values = _contents(c)
     for array, name in ((keys, "Tin"), (values, "Tout")):
@@ -105,11 +105,11 @@ def find(c: Conversion) -> None:
             raise NodeError(f"has {name} {c.attrs[name]}, but its table has {array.dtype}")
     if (rank := c.rank(2)) is not None and rank:
         raise NodeError(f"has a default of rank {rank}, which must be a scalar")
-    table = [c.emit("Const", [], {"value": x}, domain=TENSORFLOW) for x in (keys, values)]
+    table = [c.constant(x, x.dtype) for x in (keys, values)]
     c.emit_final("HashtableFind", [*table, *c.inputs[1:]], domain=TFLITE)
 
 
-@rule("LookupTableSizeV2")
+@rule("LookupTableSize", "LookupTableSizeV2")
 def table_size(c: Conversion) -> None:
     keys, _ = _contents(c)
     c.emit_final("Const", [], {"value": np.array(len(keys), np.int64)}, domain=TENSORFLOW)

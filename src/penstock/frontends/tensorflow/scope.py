@@ -188,8 +188,22 @@ def _number(text: str) -> int:
 # The variables of a model: the store that holds them, and their types and values if constant.
 
 
+def created_handle(handle: Value) -> Value:
+    """Return the handle of which ``handle`` is a copy, perhaps in a branch or a loop."""
+    for _ in range(_MAX_IDENTITIES):
+        handle = source_of(handle)
+        node = handle.producer
+        if node is None or node.op.name not in ("Enter", "RefEnter", "RefSwitch", "Switch"):
+            break
+        source = node.inputs[0]
+        if source is None:
+            break
+        handle = source
+    return handle
+
+
 class VariableFacts:
-    """Facts about variables by handle, or by Identity of a handle.
+    """Facts about variables by handle, or by a copy of a handle.
 
     ``store`` holds the variables of a session. ``frozen`` has the values of those that nothing
     assigns to, by the name of the node that creates the handle: they are constants.
@@ -214,11 +228,11 @@ class VariableFacts:
 
     def constant(self, handle: Value) -> np.ndarray | None:
         """Return the value of a variable that nothing assigns to, else None."""
-        return self._frozen.get(source_of(handle))
+        return self._frozen.get(created_handle(handle))
 
     def read_attrs(self, handle: Value, dtype: str | None) -> tuple[AttrDict, Type]:
         """Return the attributes of a node that reads a variable, and its output's type."""
-        type_ = self._types.get(source_of(handle))
+        type_ = self._types.get(created_handle(handle))
         attrs: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
         if type_ is None:
             return attrs, declared_type(dtype)

@@ -17,15 +17,15 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import STRING, find_dtype
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import decode_text, vector_of
-from penstock.frontends.common.inferred_types import source_of
 from penstock.frontends.tensorflow.function_library import FunctionLibrary, called_functions
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef
+from penstock.frontends.tensorflow.scope import created_handle
 from penstock.frontends.tensorflow.tensors import type_name
 from penstock.ir.graph import Value
 
-TABLES = frozenset({"HashTableV2"})
-_FROM_FILE = "InitializeTableFromTextFileV2"
-FILLING = frozenset({"InitializeTableV2", "LookupTableImportV2", _FROM_FILE})
+TABLES = frozenset({"HashTable", "HashTableV2"})
+_FROM_FILE = {"InitializeTableFromTextFile", "InitializeTableFromTextFileV2"}
+FILLING = _FROM_FILE | {"InitializeTable", "InitializeTableV2", "LookupTableImportV2"}
 """operations that fill a table"""
 _MOST_CALLS = 10_000
 _MOST_IDENTITIES = 16
@@ -55,8 +55,8 @@ class Tables:
         self._names[handle] = node
 
     def contents(self, handle: Value) -> Contents | None:
-        """Return the contents of the table of a handle, or of a copy of it by Identity nodes."""
-        return self._by_node.get(self._names.get(source_of(handle), ""))
+        """Return the contents of the table of a handle, or of a copy in a branch or a loop."""
+        return self._by_node.get(self._names.get(created_handle(handle), ""))
 
 
 def table_contents(
@@ -171,7 +171,7 @@ def _filled(
     """Return the contents with which a node fills a table; None if they are not constant. Raises
     ``InvalidModel``."""
     subject = f"{node.name} in {where} ({node.op})"
-    if node.op == _FROM_FILE:
+    if node.op in _FROM_FILE:
         content = asset(sources[0]) if sources and sources[0] else None
         if content is None:
             return None
