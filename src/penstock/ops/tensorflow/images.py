@@ -86,7 +86,9 @@ def _suppressed(
         kept_scores.append(float(current[best]))
         alive[best] = False
         (iou,) = shares(edges[:, [best]], edges)
-        weight = np.where(iou <= overlap, np.exp(np.float32(-0.5 / sigma) * iou * iou), 0)
+        weight = np.exp(np.float32(-0.5 / sigma) * iou * iou)
+        if inclusive:  # TFLite suppresses by the overlap all the same
+            weight[iou > overlap] = 0
         current = np.where(alive, current * weight, current).astype(np.float32)
         alive &= current > least
     return kept, kept_scores

@@ -93,7 +93,8 @@ static inline int overlaps(const float *restrict others, int64_t pitch, const fl
     return any;
 }
 
-/* The score of a box after decay by the boxes kept since its last comparison; -inf if it is suppressed. */
+/* The score of a box after decay by the boxes kept since its last comparison; -inf if it is suppressed: TFLite does
+   so by the threshold all the same, TensorFlow only by the score. */
 static float softened(const struct suppress *a, float threshold, const float *corners, int64_t from, int64_t count,
                       const float *own, float score)
 {
@@ -108,8 +109,8 @@ static float softened(const struct suppress *a, float threshold, const float *co
 }
 
 /* An item is a class of an image: its boxes, best first, except those that overlap with better ones. With a sigma,
-   overlap decays scores up to the threshold (Bodla et al., Soft-NMS, 2017): the best candidate is compared with what
-   was kept since its last comparison, and returns to the heap if that lowered its score. */
+   overlap decays scores (Bodla et al., Soft-NMS, 2017): the best candidate is compared with what was kept since its
+   last comparison, and returns to the heap if that lowered its score. */
 CHECKED_ITEMS_OF(suppress, suppress)
 {
     int64_t n = a->n_boxes, pitch = n + BESIDE, most = a->most ? smaller(*a->most, a->capacity) : a->capacity;
@@ -117,6 +118,7 @@ CHECKED_ITEMS_OF(suppress, suppress)
     if (!(threshold >= 0 && threshold <= 1))
         return 1;
     threshold = a->inclusive ? nextafterf(threshold, -1) : threshold;
+    float limit = a->inclusive ? threshold : INFINITY;
     for (int64_t item = begin; item < end; item++) {
         const float *scores = a->scores + item * n, *boxes = a->boxes + item / a->classes * n * 4;
         int64_t candidates = 0, count = 0;
@@ -135,7 +137,7 @@ CHECKED_ITEMS_OF(suppress, suppress)
             uint64_t key = heap[0];
             corners_of(boxes + box * 4, a->centred, own);
             if (a->sigma && *a->sigma > 0) {
-                float score = softened(a, threshold, corners, seen[box], count, own, score_of(key));
+                float score = softened(a, limit, corners, seen[box], count, own, score_of(key));
                 key = key_of(score, box), beaten = score == -INFINITY, seen[box] = (int32_t)count;
             } else
                 for (int64_t j = 0; !beaten && j < count; j += BESIDE)
