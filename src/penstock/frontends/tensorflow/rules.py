@@ -201,6 +201,15 @@ def matmul(c: Conversion) -> None:
         dtype = c.dtype(i)
         attrs = {"conjugate": int(dtype is not None and dtype.kind == "c")}
         operands[i] = c.emit("MatrixTranspose", [operands[i]], attrs, domain=TENSORFLOW)
+    if c.op == "BatchMatMulV3":  # whose products and sums are of the output's type
+        to = c.attrs["Tout"]
+        if to == "int32" and {c.attrs["Ta"], c.attrs["Tb"]} <= {"int8", "uint8"}:
+            c.emit_final("MatMulInteger", operands)
+            return
+        code = element_number(to)
+        for i, given in enumerate((c.attrs["Ta"], c.attrs["Tb"])):
+            if given != to:
+                operands[i] = c.emit("Cast", [operands[i]], {"to": code})
     c.emit_final("MatMul", operands)
 
 
