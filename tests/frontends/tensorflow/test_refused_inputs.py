@@ -63,6 +63,8 @@ CROSS = types(out_type="int64", internal_type="object") | {
     "hash_key": 1,
     "sparse_types": [],
 }
+PARTS = types(T="float32") | {"num_partitions": 2}
+STITCH = types(T="float32") | {"N": 2}
 IDS = ["FIRST_DIM_SIZE", "VALUE_ROWIDS"]
 ONES = [1, 1, 1, 1]
 PATCHES = RGB | {"padding": "SAME", "ksizes": ONES, "strides": ONES, "rates": ONES}
@@ -368,6 +370,12 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any], str]] = [
         )
     ],
     ("Empty", [whole(-1)], {"dtype": Type("float32")}, "a vector of nonnegative dims"),
+    ("DynamicPartition", [X, whole(0, 1, 2, 0)], PARTS, "row 2 goes to part 2 of 2"),
+    ("DynamicPartition", [X, whole(0, -1, 1, 0)], PARTS, "row 1 goes to part -1 of 2"),
+    ("DynamicPartition", [X, whole(0, 1)], PARTS, "do not begin the shape of the data"),
+    ("DynamicStitch", [whole(0, 1), whole(2), X[:2], X[:1, :1]], STITCH, "rows of several shapes"),
+    ("DynamicStitch", [whole(0, -1), whole(2), X[:2], X[:1]], STITCH, "must not be negative"),
+    ("DynamicStitch", [whole(0), whole(2), X[:2], X[:1]], STITCH, "do not begin the shape"),
 ]
 
 

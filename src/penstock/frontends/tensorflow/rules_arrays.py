@@ -124,6 +124,12 @@ def sparse_segment(c: Conversion) -> None:
     c.emit_final("Segment", [rows, *rest], attrs, domain=TENSORFLOW)
 
 
+@rule("DynamicStitch", "ParallelDynamicStitch")
+def stitch(c: Conversion) -> None:
+    """Of rows with the same index, the parallel one may take any."""
+    c.emit_final("DynamicStitch", domain=TENSORFLOW)
+
+
 # Operations on tuples of indices; ONNX counts negative ones from the end.
 _BY_TUPLES: dict[str, tuple[str, dict[str, int | str]]] = {
     "GatherNd": ("GatherND", {"batch_dims": 0}),

@@ -286,7 +286,8 @@ def segment(
     places = segments.reshape(-1)
     # Sums and products of 16-bit floats are computed in 32 bits.
     exact = reduction in ("max", "min") or not is_half(x.dtype)
-    rows = (x if exact else x.astype(np.float32)).reshape(places.size, -1)
+    width = math.prod(x.shape[segments.ndim :])
+    rows = (x if exact else x.astype(np.float32)).reshape(places.size, width)
     size = int(count.item())
     if size < 0:
         raise ShapeError(f"the number of segments must not be negative: {size}")
