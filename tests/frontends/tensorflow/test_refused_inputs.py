@@ -65,6 +65,9 @@ CROSS = types(out_type="int64", internal_type="object") | {
 }
 PARTS = types(T="float32") | {"num_partitions": 2}
 STITCH = types(T="float32") | {"N": 2}
+REAL = types(T="float32")
+GATES = [np.zeros((4, 8), F), *np.zeros((3, 2), F), np.zeros(8, F)]
+SEEDED = types(dtype="float32", T="int32", Tseed="int32")
 IDS = ["FIRST_DIM_SIZE", "VALUE_ROWIDS"]
 ONES = [1, 1, 1, 1]
 PATCHES = RGB | {"padding": "SAME", "ksizes": ONES, "strides": ONES, "rates": ONES}
@@ -376,6 +379,30 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any], str]] = [
     ("DynamicStitch", [whole(0, 1), whole(2), X[:2], X[:1, :1]], STITCH, "rows of several shapes"),
     ("DynamicStitch", [whole(0, -1), whole(2), X[:2], X[:1]], STITCH, "must not be negative"),
     ("DynamicStitch", [whole(0), whole(2), X[:2], X[:1]], STITCH, "do not begin the shape"),
+    ("Cholesky", [X], REAL, "matrices, square ones, are needed, not"),
+    ("Cholesky", [-np.eye(2, dtype=F)], REAL, "no result for the matrices: Matrix is not positive"),
+    ("MatrixInverse", [np.zeros((2, 2), F)], REAL, "no result for the matrices: Singular matrix"),
+    ("MatrixSolve", [X[:2], X[:3]], REAL, r"right-hand sides \(3, 2\) do not fit"),
+    ("Qr", [X[0]], REAL, "matrices are needed, not"),
+    ("RFFT2D", [X, whole(2)], types(Treal="float32", Tcomplex="complex64"), "positive lengths"),
+    ("FFT3D", [X.astype(np.complex64)], types(Tcomplex="complex64"), "along 3 axes of"),
+    ("GRUBlockCell", [X, X, X, X, X[0], X[0]], REAL, "weights .* do not fit inputs"),
+    ("BlockLSTM", [np.int64(3), X[:2, None], X[:1], X[:1], *GATES], REAL, "3 time steps of"),
+    ("LSTMBlockCell", [X, X, X[:, :1], *GATES], REAL, "weights .* do not fit inputs"),
+    ("StatelessRandomUniform", [whole(-1), whole(1, 2)], SEEDED, "a shape is a vector of dims"),
+    ("StatelessRandomUniform", [whole(2), whole(1)], SEEDED, "a seed is two integers"),
+    (
+        "StatelessRandomUniformInt",
+        [whole(2), whole(1, 2), np.int32(3), np.int32(3)],
+        SEEDED | types(dtype="int32"),
+        "must be a number below maxval",
+    ),
+    (
+        "StatelessRandomUniformV2",
+        [whole(2), np.zeros(1, np.uint64), np.zeros(2, np.uint64), np.int32(2)],
+        types(dtype="float32", Tshape="int32"),
+        "algorithm 2 is none of 1 and 3",
+    ),
 ]
 
 

@@ -130,6 +130,15 @@ def stitch(c: Conversion) -> None:
     c.emit_final("DynamicStitch", domain=TENSORFLOW)
 
 
+@rule("BlockLSTM", "BlockLSTMV2")
+def block_lstm(c: Conversion) -> None:
+    """The versions differ in the order of the gates, and in the bias, which V2 lacks."""
+    second = c.op == "BlockLSTMV2"
+    attrs = {"order": "ifco", "forget_bias": 0.0} if second else {"order": "icfo"}
+    kept = {key: c.attrs[key] for key in c.attrs if key != "T"}
+    c.emit_final("BlockLSTM", attrs=kept | attrs, domain=TENSORFLOW)
+
+
 # Operations on tuples of indices; ONNX counts negative ones from the end.
 _BY_TUPLES: dict[str, tuple[str, dict[str, int | str]]] = {
     "GatherNd": ("GatherND", {"batch_dims": 0}),

@@ -12,14 +12,19 @@ from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import all_known, ints, same_type, tensor
 from penstock.ops.registry import ArrayFunction
-from penstock.ops.tensorflow.common import array_operator, integer, lengths, named_dtype, operator
+from penstock.ops.tensorflow.common import array_operator, lengths, named_dtype, operator
 
 
 def _real_transform(
-    name: str, function: ArrayFunction, attr: str, default: str, size: Callable[[int], int]
+    name: str,
+    function: ArrayFunction,
+    attr: str,
+    default: str,
+    size: Callable[[int], int],
+    rank: int,
 ) -> None:
-    """Register a transform along the last axis, which is truncated or padded to a length. The
-    result has ``size(length)`` elements of the dtype in attribute ``attr``.
+    """Register a transform along the last ``rank`` axes, which are truncated or padded to lengths.
+    The result has ``size(length)`` elements of the dtype in attribute ``attr`` along the last one.
     """
     code = np.dtype(default).kind
 
@@ -28,25 +33,38 @@ def _real_transform(
         dtype = named_dtype(attrs, attr, default, code)
         if not dims or length is None:
             return (TensorType(dtype),)
-        return (TensorType(dtype, (*dims[:-1], size(length[0]))),)
+        return (TensorType(dtype, (*dims[:-rank], *length[:-1], size(length[-1]))),)
 
     @operator(name, infer=infer)
     def compile(node: Node, types: Types) -> Kernel:
-        dtype = named_dtype(node.attrs, attr, default, code)
-        return Kernel(lambda x, length: function(x, _length(length)).astype(dtype))
+        dtype, axes = named_dtype(node.attrs, attr, default, code), range(-rank, 0)
+
+        def run(x: np.ndarray, length: np.ndarray) -> np.ndarray:
+            sizes = length.reshape(-1).tolist()
+            if len(sizes) != rank or min(sizes) < 1 or x.ndim < rank:
+                raise ShapeError(
+                    f"a transform along {rank} axes needs as many positive lengths, not {sizes}, "
+                    f"and an input of that rank, not {x.shape}"
+                )
+            return function(x, sizes, axes).astype(dtype)
+
+        return Kernel(run)
 
 
-def _length(length: np.ndarray) -> int:
-    n = integer(length, "the length of a transform")
-    if n < 1:
-        raise ShapeError(f"the length of a transform must be positive, not {n}")
-    return n
+def _transform(name: str, function: ArrayFunction, rank: int) -> None:
+    @array_operator(name, infer=same_type)
+    def run(x: np.ndarray) -> np.ndarray:
+        if x.ndim < rank:
+            raise ShapeError(f"a transform along {rank} axes of {x.shape}")
+        return function(x, axes=range(-rank, 0)).astype(x.dtype)
 
 
-_real_transform("RFFT", np.fft.rfft, "Tcomplex", "complex64", lambda n: n // 2 + 1)
-_real_transform("IRFFT", np.fft.irfft, "Treal", "float32", lambda n: n)
-array_operator("FFT", infer=same_type)(lambda x: np.fft.fft(x).astype(x.dtype))
-array_operator("IFFT", infer=same_type)(lambda x: np.fft.ifft(x).astype(x.dtype))
+for _rank, _end in ((1, ""), (2, "2D"), (3, "3D")):
+    _halved = "Tcomplex", "complex64", lambda n: n // 2 + 1
+    _real_transform(f"RFFT{_end}", np.fft.rfftn, *_halved, _rank)
+    _real_transform(f"IRFFT{_end}", np.fft.irfftn, "Treal", "float32", lambda n: n, _rank)
+    _transform(f"FFT{_end}", np.fft.fftn, _rank)
+    _transform(f"IFFT{_end}", np.fft.ifftn, _rank)
 
 
 def _complex_type(attrs: Attrs) -> np.dtype:
