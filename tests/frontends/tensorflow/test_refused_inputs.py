@@ -68,6 +68,14 @@ STITCH = types(T="float32") | {"N": 2}
 REAL = types(T="float32")
 GATES = [np.zeros((4, 8), F), *np.zeros((3, 2), F), np.zeros(8, F)]
 SEEDED = types(dtype="float32", T="int32", Tseed="int32")
+ROWS = types(Tvalues="float32", Tindices="int64", Tsplits="int64") | {
+    "PARAMS_RAGGED_RANK": 1,
+    "OUTPUT_RAGGED_RANK": 1,
+}
+NESTED = types(T="float32", Tsplits="int64") | {"RAGGED_RANK": 1}
+TRANSCODED = {"input_encoding": "UTF-8", "output_encoding": "UTF-8", "errors": "strict"}
+SCALED = types(T="float32") | {"kernel_type": "lanczos3"}
+IMAGE = X.reshape(1, 4, 2, 1)
 IDS = ["FIRST_DIM_SIZE", "VALUE_ROWIDS"]
 ONES = [1, 1, 1, 1]
 PATCHES = RGB | {"padding": "SAME", "ksizes": ONES, "strides": ONES, "rates": ONES}
@@ -402,6 +410,26 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any], str]] = [
         [whole(2), np.zeros(1, np.uint64), np.zeros(2, np.uint64), np.int32(2)],
         types(dtype="float32", Tshape="int32"),
         "algorithm 2 is none of 1 and 3",
+    ),
+    ("RaggedGather", [longs(0, 1), X[:1], longs(1)], ROWS, "must be a tensor of rows of 1"),
+    ("RaggedGather", [longs(0, 2), X[:1], longs(0)], ROWS, "must start at 0 and end at 1"),
+    ("RaggedGather", [longs(0, 1), X[:1], np.int64(0)], ROWS, "must be a tensor of rows"),
+    ("RaggedTensorToSparse", [longs(0, 2), X[:1]], NESTED, "must start at 0 and end at 1"),
+    ("UnicodeTranscode", ["a\udcff"], TRANSCODED, "is not valid UTF-8"),
+    (
+        "ScaleAndTranslate",
+        [X, whole(1, 1), real(1, 1), real(0, 0)],
+        SCALED,
+        "images must have shape",
+    ),
+    ("ScaleAndTranslate", [IMAGE, whole(1, 1), real(0, 1), real(0, 0)], SCALED, "positive scales"),
+    ("ScaleAndTranslate", [IMAGE, whole(1, 1), real(1, np.nan), real(0, 0)], SCALED, "positive"),
+    ("ScaleAndTranslate", [IMAGE, whole(0, 1), real(1, 1), real(0, 0)], SCALED, "must be positive"),
+    (
+        "ScaleAndTranslate",
+        [IMAGE, whole(1, 1), real(1, 1), real(0, 0)],
+        SCALED | {"kernel_type": "cubic"},
+        "is none of lanczos1, lanczos3",
     ),
 ]
 

@@ -65,7 +65,69 @@ def soft_boxes() -> None:
         case(label, "NonMaxSuppressionV5", given, **limits, **more)
 
 
+def ragged() -> None:
+    splits = [longs(0, 2, 2, 3), longs(0, 1, 4, 6)]
+    given = {"params_nested_splits": splits, "params_dense_values": real(6, 2)}
+    for name, indices, rank in (
+        ("vector", longs(2, 0, 0, 1), 2),
+        ("matrix_dynamic", longs(2, 1, 0, 0, 1, 2).reshape(2, 3), 3),
+        ("nothing", longs(), 2),
+    ):
+        fed = given | {"indices": indices}
+        case(f"RaggedGather_{name}", "RaggedGather", fed, OUTPUT_RAGGED_RANK=rank)
+    texts = {"params_nested_splits": splits[1:], "params_dense_values": words(*"abcdef")}
+    case("RaggedGather_texts", "RaggedGather", texts | {"indices": longs(1)}, OUTPUT_RAGGED_RANK=1)
+    for name, values in (("rows", real(6, 2)), ("texts_dynamic", words(*"abcdef"))):
+        nested = {"rt_nested_splits": splits, "rt_dense_values": values}
+        case(f"RaggedTensorToSparse_{name}", "RaggedTensorToSparse", nested)
+    none = {"rt_nested_splits": [longs(0)], "rt_dense_values": real(0)}
+    case("RaggedTensorToSparse_none", "RaggedTensorToSparse", none)
+
+
+def longs(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def characters() -> None:
+    texts = words("h\x01\u00e9llo", "", b"a\xffb", b"\xe6\x97", "\u65e5\U0001f600").reshape(5, 1)
+    for errors in ("replace", "ignore"):
+        for controls in (False, True):
+            more = {"errors": errors, "replace_control_characters": controls}
+            rest = {"input_encoding": "UTF-8", "replacement_char": 63, **more}
+            label = f"{errors}_{controls}"
+            given = {"input": texts}
+            case(
+                f"UnicodeTranscode_{label}",
+                "UnicodeTranscode",
+                given,
+                output_encoding="UTF-8",
+                **rest,
+            )
+            case(f"UnicodeDecodeWithOffsets_{label}", "UnicodeDecodeWithOffsets", given, **rest)
+    wide = {"input": words("\u00e9\u65e5\U0001f600a")}
+    codes = {"input_encoding": "utf-8", "output_encoding": "UTF-16-BE"}
+    case("UnicodeTranscode_dynamic", "UnicodeTranscode", wide, **codes)
+
+
+def scaled() -> None:
+    image = {"images": RNG.uniform(size=(2, 7, 9, 2)).astype(F)}
+    kernels = ("lanczos1", "lanczos3", "lanczos5", "gaussian", "box", "triangle", "keyscubic")
+    for kernel in (*kernels, "mitchellcubic"):
+        for height, width in ((4, 5), (12, 9), (1, 20)):
+            size = np.array([height, width], np.int32)
+            scale = (size / np.array([7, 9])).astype(F)
+            more = {"size": size, "scale": scale, "kernel_type": kernel}
+            label = f"ScaleAndTranslate_{kernel}_{height}"
+            case(label, "ScaleAndTranslate", image, translation=np.zeros(2, F), **more)
+    moved = {"scale": np.array([0.5, 2], F), "translation": np.array([1.5, -3], F)}
+    given = image | {"size": np.array([6, 8], np.int32)} | moved
+    case("ScaleAndTranslate_dynamic", "ScaleAndTranslate", given, antialias=False)
+    codes = {"images": RNG.integers(0, 255, (1, 5, 4, 3)).astype(np.uint8)}
+    more = {"size": np.array([3, 3], np.int32), "scale": np.array([0.6, 0.75], F)}
+    case("ScaleAndTranslate_uint8", "ScaleAndTranslate", codes, translation=np.zeros(2, F), **more)
+
+
 if __name__ == "__main__":
-    for make in (rows, wide_products, soft_boxes):
+    for make in (rows, wide_products, soft_boxes, ragged, characters, scaled):
         make()
     save("more")

@@ -4,13 +4,14 @@ of values, and row splits: the offset of each row and the end of the last one.""
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from penstock.core.checkpoints import checkpoint, with_checkpoints
-from penstock.core.types import STRING, ShapeError, TensorType, Type
+from penstock.core.types import INT64, STRING, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
@@ -63,6 +64,82 @@ def ragged_range(node: Node, types: Types) -> Kernel:
         sizes = lengths.astype(np.int64)
         values = np.repeat(starts, sizes) + places * np.repeat(steps, sizes)
         return splits, values.astype(starts.dtype)
+
+    return Kernel(run)
+
+
+# RaggedGather, RaggedTensorToSparse
+
+
+def _checked_nested(splits: Sequence[np.ndarray], count: int) -> None:
+    for outer, inner in pairwise([*splits, None]):
+        assert outer is not None
+        _checked_splits(outer, count if inner is None else len(inner) - 1)
+
+
+def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    splits, values = rules.tensor(types, 0), rules.tensor(types, -2)
+    tail = None if not values.shape else (None, *values.shape[1:])
+    rank = attrs["OUTPUT_RAGGED_RANK"]
+    return [TensorType(splits.dtype, (None,))] * rank + [TensorType(values.dtype, tail)]
+
+
+@operator("RaggedGather", infer=_infer_gather, strings=True)
+def ragged_gather(node: Node, types: Types) -> Kernel:
+    """Rows of a ragged tensor, chosen by a tensor of indices: splits of each dim, and values."""
+
+    def run(*inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        *splits, values, indices = inputs
+        _checked_nested(splits, len(values))
+        rows, places = len(splits[0]) - 1, indices.reshape(-1)
+        if not indices.ndim or ((places < 0) | (places >= rows)).any():
+            raise ShapeError(
+                f"indices {indices.tolist()!s:.100} must be a tensor of rows of {rows}"
+            )
+        dtype = splits[0].dtype
+        results = [
+            np.arange(math.prod(indices.shape[:axis]) + 1, dtype=dtype) * indices.shape[axis]
+            for axis in range(1, indices.ndim)
+        ]
+        for inner in splits:
+            begins, sizes = inner[places], np.diff(inner)[places]
+            ends = np.concatenate([[0], np.cumsum(sizes)]).astype(dtype)
+            reserve(int(ends[-1]) * 16)
+            places = np.arange(int(ends[-1])) + np.repeat(begins - ends[:-1], sizes)
+            results.append(ends)
+        return *results, values[places]
+
+    return Kernel(run)
+
+
+def _infer_sparse(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    values = rules.tensor(types, -1)
+    rank = None if values.shape is None else len(types) - 1 + len(values.shape)
+    indices, dims = TensorType(INT64, (None, rank)), TensorType(INT64, (rank,))
+    return indices, TensorType(values.dtype, (None,)), dims
+
+
+@operator("RaggedTensorToSparse", infer=_infer_sparse, strings=True)
+def ragged_to_sparse(node: Node, types: Types) -> Kernel:
+    """The indices of all values, the values, and the dims of the smallest tensor around them."""
+
+    def run(*inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        *splits, values = inputs
+        if not values.ndim:
+            raise ShapeError("the values of a ragged tensor are no scalar")
+        _checked_nested(splits, len(values))
+        dims, columns = [len(splits[0]) - 1], [np.arange(len(splits[0]) - 1)]
+        for inner in splits:
+            sizes = np.diff(inner)
+            dims.append(int(sizes.max(initial=0)))
+            columns = [np.repeat(column, sizes) for column in columns]
+            columns.append(np.arange(int(inner[-1])) - np.repeat(inner[:-1], sizes))
+        size = math.prod(values.shape[1:])
+        inside = np.indices(values.shape[1:]).reshape(values.ndim - 1, size)
+        columns = [np.repeat(column, size) for column in columns]
+        columns += [np.tile(column, len(values)) for column in inside]
+        indices = np.stack(columns, 1).astype(np.int64)
+        return indices, values.reshape(-1), np.array([*dims, *values.shape[1:]], np.int64)
 
     return Kernel(run)
 
@@ -216,13 +293,14 @@ def string_ngrams(node: Node, types: Types) -> Kernel:
 # Characters.
 
 _ENCODINGS = {"UTF-8": "utf-8", "UTF-16-BE": "utf-16-be", "UTF-32-BE": "utf-32-be"}
-_INVALID = "\udfff"  # marks invalid bytes: valid text never contains this surrogate
+# Marks invalid bytes, and with what is added to it their number: valid text has no surrogates.
+_INVALID = 0xDFF0
 _CONTROLS = frozenset(range(32))
 
 
 def _mark(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeDecodeError)
-    return _INVALID, error.end
+    return chr(_INVALID + error.end - error.start), error.end
 
 
 codecs.register_error("penstock.mark", _mark)
@@ -250,31 +328,53 @@ def _infer_decode(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return TensorType(splits, (count,)), TensorType(INT32, (None,))
 
 
-@operator("UnicodeDecode", infer=_infer_decode)
-def unicode_decode(node: Node, types: Types) -> Kernel:
-    """The splits and the code points of all strings."""
-    attrs = node.attrs
+def _reader(attrs: Attrs) -> Callable[[str], Iterator[tuple[int, int]]]:
+    """Return a function that yields the code points of a string, and their offsets in bytes."""
     codec, replaced = _codec(attrs, "input_encoding"), _replacing(attrs)
-    dtype = common.named_dtype(attrs, "Tsplits", "int64", "iu")
     controls = _CONTROLS if attrs["replace_control_characters"] else frozenset()
 
-    def points(text: str) -> list[int]:
-        result: list[int] = []
+    def points(text: str) -> Iterator[tuple[int, int]]:
+        offset = 0
         for char in encoded(text).decode(codec, "penstock.mark"):
-            if char == _INVALID:
-                if replaced is None:
-                    raise ShapeError(f"{text!r:.100} is not valid {attrs['input_encoding']}")
-                result += replaced
-            elif ord(char) in controls:
-                result += replaced or []
+            point, length = ord(char), ord(char) - _INVALID
+            invalid = 0 <= length < 16
+            if invalid and replaced is None:
+                raise ShapeError(f"{text!r:.100} is not valid {attrs['input_encoding']}")
+            if invalid or point in controls:
+                yield from ((other, offset) for other in replaced or ())
             else:
-                result.append(ord(char))
-        return result
+                yield point, offset
+            offset += length if invalid else len(char.encode(codec))
 
-    def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rows = [points(text) for text in texts(x)]
+    return points
+
+
+@operator("UnicodeDecode", infer=_infer_decode)
+@operator(
+    "UnicodeDecodeWithOffsets",
+    infer=lambda *given: (*_infer_decode(*given), TensorType(INT64, (None,))),
+)
+def unicode_decode(node: Node, types: Types) -> Kernel:
+    """The splits and the code points of all strings, and perhaps their offsets."""
+    points, count = _reader(node.attrs), len(node.outputs)
+    dtype = common.named_dtype(node.attrs, "Tsplits", "int64", "iu")
+
+    def run(x: np.ndarray) -> tuple[np.ndarray, ...]:
+        rows = [list(points(text)) for text in texts(x)]
         splits = np.cumsum([0, *map(len, rows)]).astype(dtype)
-        return splits, np.array([point for row in rows for point in row], np.int32)
+        pairs = np.array([pair for row in rows for pair in row], np.int64).reshape(-1, 2)
+        return (splits, pairs[:, 0].astype(np.int32), pairs[:, 1].copy())[:count]
+
+    return Kernel(run)
+
+
+@operator("UnicodeTranscode", infer=rules.same_type, strings=True)
+def unicode_transcode(node: Node, types: Types) -> Kernel:
+    points, codec = _reader(node.attrs), _codec(node.attrs, "output_encoding")
+
+    def run(x: np.ndarray) -> np.ndarray:
+        rows = ["".join(chr(point) for point, _ in points(text)) for text in texts(x)]
+        return strings([decoded(row.encode(codec)) for row in rows], x.shape)
 
     return Kernel(run)
 

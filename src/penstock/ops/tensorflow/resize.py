@@ -1,4 +1,4 @@
-"""ResizeBicubic and ResizeArea, whose definitions differ from ONNX's Resize."""
+"""ResizeBicubic, ResizeArea and ScaleAndTranslate, whose definitions differ from ONNX's Resize."""
 
 from __future__ import annotations
 
@@ -111,3 +111,71 @@ def _area_taps(before: int, after: int, scale: np.float32, centres: bool) -> Tap
 
 _resize("ResizeBicubic", _cubic_taps)
 _resize("ResizeArea", _area_taps)
+
+
+_Window = Callable[[np.ndarray], np.ndarray]
+
+
+def _lanczos(radius: int) -> _Window:
+    return lambda x: np.sinc(x) * np.sinc(x / radius)
+
+
+def _keys(x: np.ndarray) -> np.ndarray:
+    near, far = ((1.5 * x - 2.5) * x) * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return np.where(x < 1, near, far)
+
+
+def _mitchell(x: np.ndarray) -> np.ndarray:
+    near = ((7 / 6 * x - 2) * x) * x + 8 / 9
+    return np.where(x < 1, near, ((-7 / 18 * x + 2) * x - 10 / 3) * x + 16 / 9)
+
+
+_WINDOWS: dict[str, tuple[float, _Window]] = {
+    **{f"lanczos{n}": (n, _lanczos(n)) for n in (1, 3, 5)},
+    "gaussian": (1.5, lambda x: np.exp(-2 * x * x)),
+    "box": (1.0, lambda x: np.where(x < 0.5, 1, np.where(x == 0.5, 0.5, 0))),
+    "triangle": (1.0, lambda x: 1 - x),
+    "keyscubic": (2.0, _keys),
+    "mitchellcubic": (2.0, _mitchell),
+}
+"""the radius of each kernel, and its weight at a distance up to that"""
+
+
+@array_operator("ScaleAndTranslate", infer=_infer)
+def scale_and_translate(
+    image: np.ndarray,
+    size: np.ndarray,
+    scale: np.ndarray,
+    translation: np.ndarray,
+    *,
+    kernel_type: str,
+    antialias: bool,
+) -> np.ndarray:
+    """Pixel p of the image goes to scale * p + translation. An antialiased kernel is as wide as the
+    output's pixels are in the image."""
+    if scale.shape != (2,) or translation.shape != (2,) or not (scale > 0).all():
+        raise ShapeError(f"two positive scales are needed, and two translations, not {scale}")
+    if kernel_type not in _WINDOWS:
+        raise ShapeError(f"kernel_type {kernel_type!r} is none of {', '.join(_WINDOWS)}")
+    radius, window = _WINDOWS[kernel_type]
+    each = []
+    for (before, after), factor, shift in zip(
+        _sizes(image, size), scale.astype(np.float32), translation.astype(np.float32), strict=True
+    ):
+        step = np.float32(1) / factor
+        wide = max(step, np.float32(1)) if antialias else np.float32(1)
+        at = (np.arange(after, dtype=np.float32) + np.float32(0.5)) * step - step * shift
+        reach = np.float32(radius) * wide
+        first = np.ceil(at - reach - np.float32(0.5)).clip(0, before - 1).astype(np.int64)
+        last = np.floor(at + reach - np.float32(0.5)).clip(0, before - 1).astype(np.int64)
+        places = first[:, np.newaxis] + np.arange(int((last - first).max(initial=0)) + 1)
+        distance = np.abs((places + np.float32(0.5) - at[:, np.newaxis]) / wide)
+        inside = (places <= last[:, np.newaxis]) & (distance < radius)
+        weights = np.where(inside, window(distance), 0)
+        weights[(at < 0) | (at > before)] = 0  # pixels from outside of the image are 0
+        total = weights.sum(1, keepdims=True)
+        # TensorFlow's bound: weights that nearly cancel are not normalized.
+        small = np.abs(total) < 1000 * np.finfo(np.float32).tiny
+        weights = np.divide(weights, total, out=np.zeros_like(weights), where=~small)
+        each.append((places.clip(0, before - 1), weights.astype(np.float32)))
+    return _resized(image, each)
