@@ -87,7 +87,7 @@ def cells() -> None:
             length = {"seq_len_max": np.int64(steps)}
             case(f"BlockLSTM_{steps}_{name}", "BlockLSTM", whole, **length, **weights, **more)
         second = {key: value for key, value in more.items() if key != "forget_bias"}
-        given = {**weights, **second, "seq_len_max": np.int64(4)}
+        given = {**weights, **second, "seq_len_max": np.int64(5)}
         case(f"BlockLSTMV2_{name}", "BlockLSTMV2", whole, **given)
     gates = {"w_ru": real(inputs + n, 2 * n), "w_c": real(inputs + n, n)}
     biases = {"b_ru": real(2 * n), "b_c": real(n)}

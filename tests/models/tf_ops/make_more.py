@@ -127,7 +127,48 @@ def scaled() -> None:
     case("ScaleAndTranslate_uint8", "ScaleAndTranslate", codes, translation=np.zeros(2, F), **more)
 
 
+def complex_numbers() -> None:
+    x = (real(3, 4) + 1j * real(3, 4)).astype(np.complex64)
+    y = (real(3, 4) + 1j * real(3, 4)).astype(np.complex64)
+    for name in ("Sigmoid", "Tanh", "Angle", "Square", "Exp"):
+        argument = "input" if name == "Angle" else "x"
+        case(f"{name}_complex", name, {argument: x})
+    for name in ("Mean", "EuclideanNorm", "Sum", "Prod"):
+        axis = np.array([1], np.int32)
+        case(f"{name}_complex", name, {"input": x.astype(np.complex128)}, axis=axis)
+    for kind in (tf.float32, tf.float64, tf.int32, tf.bool):
+        case(f"Cast_complex_{kind.name}", "Cast", {"x": np.append(x, 1j)}, DstT=kind)
+    for name in ("SquaredDifference", "Mul", "RealDiv"):
+        case(f"{name}_complex", name, {"x": x, "y": y})
+    for name in ("SqrtGrad", "RsqrtGrad", "ReciprocalGrad", "TanhGrad", "SigmoidGrad"):
+        case(f"{name}_complex", name, {"y": x, "dy": y})
+
+
+def at_limits() -> None:
+    zeros = {"y": np.array([0, np.inf, 2], F), "dy": np.zeros(3, F)}
+    for name in ("SqrtGrad", "RsqrtGrad", "ReciprocalGrad"):
+        case(f"{name}_of_0", name, zeros)
+    x = numbers(5, -7, 2**31 - 1, 1, -1, 9)
+    shifts = {"x": x, "y": numbers(31, 32, -1, 100, -5, 3)}
+    for name in ("LeftShift", "RightShift"):
+        case(f"{name}_far", name, shifts)
+        few = {"x": np.arange(9, 15).astype(np.uint8), "y": np.arange(5, 11).astype(np.uint8)}
+        case(f"{name}_uint8_dynamic", name, few)
+    nothing = {"x": numbers().reshape(2, 0, 3), "y": numbers(0, 1, 0)}
+    for name in ("FloorDiv", "FloorMod", "TruncateDiv"):
+        case(f"{name}_of_nothing", name, nothing)
+
+
 if __name__ == "__main__":
-    for make in (rows, wide_products, soft_boxes, ragged, characters, scaled):
+    for make in (
+        rows,
+        wide_products,
+        soft_boxes,
+        ragged,
+        characters,
+        scaled,
+        complex_numbers,
+        at_limits,
+    ):
         make()
     save("more")

@@ -24,8 +24,8 @@ _AS_IN_ONNX = """
     Greater GreaterEqual=GreaterOrEqual Identity Inv=Reciprocal Invert=BitwiseNot
     IsInf IsNan=IsNaN LeakyRelu Less LessEqual=LessOrEqual Log LogSoftmax LogicalAnd=And
     LogicalNot=Not LogicalOr=Or Maximum=Max Minimum=Min Mul Neg PlaceholderWithDefault=Identity Pow
-    PreventGradient=Identity Range RealDiv=Div Reciprocal RefIdentity=Identity Relu Reshape Round
-    SelectV2=Where Selu Sigmoid Sign Sin Sinh Snapshot=Identity Softmax Softplus Softsign Sqrt
+    PreventGradient=Identity Range RealDiv=Div Reciprocal RefIdentity=Identity Relu Reshape
+    SelectV2=Where Selu Sign Sin Sinh Snapshot=Identity Softmax Softplus Softsign Sqrt
     StopGradient=Identity Sub Tan Tanh
 """
 _ONNX_NAMES = {
@@ -125,12 +125,36 @@ _SCALAR_SHAPES_SINCE = 24  # the GraphDef version from which a Placeholder's sha
 # Elementwise operations.
 
 
+COMPLEX = ("complex64", "complex128")
+
+
 @rule("Cast")
 def cast(c: Conversion) -> None:
+    """Of complex numbers, others are the real parts."""
     number = element_number(str(c.attrs.get("DstT")))
     if not number:
         raise InexpressibleError(f"no cast to {c.attrs.get('DstT')} is available")
-    c.emit_final("Cast", attrs={"to": number})
+    x = c.inputs[0]
+    if c.attrs["SrcT"] in COMPLEX and c.attrs["DstT"] not in COMPLEX:
+        x = c.emit("Real", [x], domain=TENSORFLOW)
+    c.emit_final("Cast", [x], {"to": number})
+
+
+@rule("Round")
+def round_(c: Conversion) -> None:
+    """Integers, which ONNX's Round does not take, stay as they are."""
+    c.emit_final("Identity" if c.attrs["T"].startswith("int") else "Round")
+
+
+@rule("Sigmoid")
+def sigmoid(c: Conversion) -> None:
+    """ONNX's Sigmoid takes no complex numbers."""
+    if c.attrs["T"] in COMPLEX:
+        (x,) = c.inputs
+        power = c.emit("Exp", [c.emit("Neg", [x])])
+        c.emit_final("Reciprocal", [c.emit("Add", [power, c.like(1, x)])])
+    else:
+        c.emit_final("Sigmoid")
 
 
 @rule("Square")

@@ -13,6 +13,7 @@ import numpy as np
 from penstock.core.types import STRING, find_dtype
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, rule
+from penstock.frontends.tensorflow.rules import COMPLEX
 from penstock.ir.graph import Value
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import element_number
@@ -38,7 +39,16 @@ def vector_input(c: Conversion) -> None:
     if "keep_dims" in c.attrs:
         # Without axes TensorFlow reduces nothing, but ONNX by default reduces all.
         attrs = {"keepdims": int(c.attrs["keep_dims"]), "noop_with_empty_axes": 1}
-    c.emit_final(_VECTOR_INPUT[c.op], [c.inputs[0], c.vector(1)], attrs)
+    x, op, T = c.inputs[0], _VECTOR_INPUT[c.op], c.attrs.get("T")
+    if c.op in ("EuclideanNorm", "Mean") and T in COMPLEX:  # which those of ONNX do not take
+        parts = ("Real", "Imag") if c.op == "Mean" else ("ComplexAbs",)
+        reduced = [
+            c.emit(op, [c.emit(part, [x], domain=TENSORFLOW), c.vector(1)], attrs) for part in parts
+        ]
+        real, imaginary = reduced[0], reduced[-1] if c.op == "Mean" else c.like(0, reduced[0])
+        c.emit_final("Complex", [real, imaginary], {"Tout": T}, domain=TENSORFLOW)
+        return
+    c.emit_final(op, [x, c.vector(1)], attrs)
 
 
 @rule("ArgMax", "ArgMin")

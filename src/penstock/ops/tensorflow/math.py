@@ -29,7 +29,7 @@ Numbers: TypeAlias = float | np.ndarray
 
 def _whole(function: Arithmetic) -> Arithmetic:
     def divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        if not y.all():
+        if x.size and not y.all():
             raise ShapeError("Integer division by zero")
         return function(x, y)
 
@@ -68,6 +68,11 @@ def _unless_zero(divisor: np.ndarray, x: np.ndarray, result: np.ndarray) -> np.n
     return np.where(divisor == 0, np.zeros((), x.dtype), result)
 
 
+def _squared_difference(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    difference = np.subtract(x, y)
+    return difference * difference.conj() if x.dtype.kind == "c" else np.square(difference)
+
+
 # The constants of Selu.
 _SELU, _SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
 
@@ -75,18 +80,19 @@ _BINARY: dict[str, Arithmetic] = {
     "Atan2": np.arctan2,
     "DivNoNan": lambda x, y: _unless_zero(y, x, np.true_divide(x, y)),
     "MulNoNan": lambda x, y: _unless_zero(y, x, np.multiply(x, y)),
-    "SquaredDifference": lambda x, y: np.square(np.subtract(x, y)),
+    "SquaredDifference": _squared_difference,
     "Xdivy": lambda x, y: _unless_zero(x, x, np.true_divide(x, y)),
     "Xlogy": lambda x, y: _unless_zero(x, x, np.multiply(x, np.log(y))),
-    "LeftShift": np.left_shift,
-    "RightShift": np.right_shift,
+    # Shifts by more bits than there are, or by less than none, are by the most or by none.
+    "LeftShift": lambda x, y: np.left_shift(x, np.clip(y, 0, 8 * x.itemsize - 1)),
+    "RightShift": lambda x, y: np.right_shift(x, np.clip(y, 0, 8 * x.itemsize - 1)),
     # Gradients, from y and dy.
     "TanhGrad": lambda y, dy: dy * (1 - y * y),
     "SigmoidGrad": lambda y, dy: dy * y * (1 - y),
-    "SqrtGrad": lambda y, dy: dy * y.dtype.type(0.5) / y,
-    "RsqrtGrad": lambda y, dy: dy * y.dtype.type(-0.5) * (y * y * y),
-    "ReciprocalGrad": lambda y, dy: -dy * y * y,
-    "InvGrad": lambda y, dy: -dy * y * y,
+    "SqrtGrad": lambda y, dy: _unless_zero(dy, y, dy * y.dtype.type(0.5) / y.conj()),
+    "RsqrtGrad": lambda y, dy: _unless_zero(dy, y, dy * y.dtype.type(-0.5) * (y * y * y).conj()),
+    "ReciprocalGrad": lambda y, dy: _unless_zero(dy, y, -dy * (y * y).conj()),
+    "InvGrad": lambda y, dy: _unless_zero(dy, y, -dy * (y * y).conj()),
     # Gradients, from dy and x.
     "ReluGrad": lambda dy, x: np.where(x > 0, dy, np.zeros((), dy.dtype)),
     "Relu6Grad": lambda dy, x: np.where((x > 0) & (x < 6), dy, np.zeros((), dy.dtype)),
@@ -137,6 +143,7 @@ def _part_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 array_operator("ComplexAbs", infer=_part_type)(np.abs)
+array_operator("Angle", infer=_part_type)(np.angle)
 array_operator("Real", infer=_part_type)(lambda x: np.array(x.real))
 array_operator("Imag", infer=_part_type)(lambda x: np.array(x.imag))
 
