@@ -17,8 +17,12 @@ from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
+from penstock.ops.registry import Prepared
 from penstock.ops.tensorflow import common
 from penstock.ops.tensorflow.common import array_operator
+
+_Options = tuple[float, float, bool]
+"""forget_bias, cell_clip and use_peephole"""
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -38,7 +42,7 @@ def _step(
     state: Sequence[np.ndarray],
     weights: Sequence[np.ndarray],
     order: str,
-    options: tuple[float, float, bool],
+    options: _Options,
 ) -> tuple[np.ndarray, ...]:
     """One time step: i, cs, f, o, ci, co and h."""
     (before, h), (w, wci, wcf, wco, b) = state, weights
@@ -60,18 +64,19 @@ def _like_state(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return [rules.tensor(types, 2).without_data()] * 7
 
 
-@array_operator("LSTMBlockCell", infer=_like_state)
+_OPTIONS: Prepared = {
+    "options": lambda node: tuple(
+        node.attrs[name] for name in ("forget_bias", "cell_clip", "use_peephole")
+    )
+}
+
+
+@array_operator("LSTMBlockCell", infer=_like_state, prepared=_OPTIONS)
 def lstm_block_cell(
-    x: np.ndarray,
-    before: np.ndarray,
-    h: np.ndarray,
-    *weights: np.ndarray,
-    forget_bias: float,
-    cell_clip: float,
-    use_peephole: bool,
+    x: np.ndarray, before: np.ndarray, h: np.ndarray, *weights: np.ndarray, options: _Options
 ) -> tuple[np.ndarray, ...]:
     _check(x, h, (weights[0], 4))
-    return _step(x, (before, h), weights, "icfo", (forget_bias, cell_clip, use_peephole))
+    return _step(x, (before, h), weights, "icfo", options)
 
 
 def _infer_steps(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -81,25 +86,17 @@ def _infer_steps(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return [TensorType(x.dtype, (*x.shape[:2], h.shape[1]) if known else None)] * 7  # type: ignore[index]
 
 
-@array_operator("BlockLSTM", infer=_infer_steps)
+@array_operator("BlockLSTM", infer=_infer_steps, prepared=_OPTIONS)
 def block_lstm(
-    length: np.ndarray,
-    x: np.ndarray,
-    before: np.ndarray,
-    h: np.ndarray,
-    *weights: np.ndarray,
-    order: str,
-    forget_bias: float,
-    cell_clip: float,
-    use_peephole: bool,
+    length: np.ndarray, x: np.ndarray, *states: np.ndarray, order: str, options: _Options
 ) -> tuple[np.ndarray, ...]:
     """The outputs of ``length`` time steps, and zeros for those after them."""
+    before, h, *weights = states
     _check(x, h, (weights[0], 4))
     steps = common.count(length, "seq_len_max")
     if x.ndim != 3 or steps > len(x):
         raise ShapeError(f"{steps} time steps of an input of shape {x.shape}")
     results = tuple(np.zeros((*x.shape[:2], h.shape[1]), x.dtype) for _ in range(7))
-    options = forget_bias, cell_clip, use_peephole
     for t in with_checkpoints(range(steps)):
         outputs = _step(x[t], (before, h), weights, order, options)
         for whole, part in zip(results, outputs, strict=True):

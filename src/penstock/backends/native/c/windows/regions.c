@@ -93,8 +93,7 @@ static inline int overlaps(const float *restrict others, int64_t pitch, const fl
     return any;
 }
 
-/* The score of a box after decay by the boxes kept since its last comparison; -inf if it is suppressed: TFLite does
-   so by the threshold all the same, TensorFlow only by the score. */
+/* The score of a box after decay by those kept since its last comparison; -inf if that suppresses it. */
 static float softened(const struct suppress *a, float threshold, const float *corners, int64_t from, int64_t count,
                       const float *own, float score)
 {
@@ -102,7 +101,7 @@ static float softened(const struct suppress *a, float threshold, const float *co
     for (int64_t j = count - 1; j >= from; j--) {
         float share = share_of(corners + j, a->n_boxes + BESIDE, own);
         score *= share > 0 ? expf(scale * share * share) : 1;
-        if (share > threshold || (a->least && !(score > *a->least)))
+        if ((a->inclusive && share > threshold) || (a->least && !(score > *a->least)))
             return -INFINITY;
     }
     return score;
@@ -118,7 +117,6 @@ CHECKED_ITEMS_OF(suppress, suppress)
     if (!(threshold >= 0 && threshold <= 1))
         return 1;
     threshold = a->inclusive ? nextafterf(threshold, -1) : threshold;
-    float limit = a->inclusive ? threshold : INFINITY;
     for (int64_t item = begin; item < end; item++) {
         const float *scores = a->scores + item * n, *boxes = a->boxes + item / a->classes * n * 4;
         int64_t candidates = 0, count = 0;
@@ -137,7 +135,7 @@ CHECKED_ITEMS_OF(suppress, suppress)
             uint64_t key = heap[0];
             corners_of(boxes + box * 4, a->centred, own);
             if (a->sigma && *a->sigma > 0) {
-                float score = softened(a, limit, corners, seen[box], count, own, score_of(key));
+                float score = softened(a, threshold, corners, seen[box], count, own, score_of(key));
                 key = key_of(score, box), beaten = score == -INFINITY, seen[box] = (int32_t)count;
             } else
                 for (int64_t j = 0; !beaten && j < count; j += BESIDE)
