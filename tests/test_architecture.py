@@ -7,6 +7,7 @@ name of one its places. ``BOUNDS`` holds those that may only fall.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from fnmatch import fnmatch
@@ -210,6 +211,28 @@ def test_importing_penstock_imports_no_parser(package: str) -> None:
         f"'import penstock' imports {package}: import it inside the function that needs it, or "
         "import the module that needs it lazily"
     )
+
+
+def test_messages_with_fields_are_formatted() -> None:
+    """No message is a plain string with a field such as "{shape}", which only an f-string fills in."""
+    plain = []
+    for module in modules():
+        for node in ast.walk(tree(module)):
+            if not isinstance(node, ast.Raise) or node.exc is None:
+                continue
+            formatted = {
+                id(part)
+                for text in ast.walk(node.exc)
+                if isinstance(text, ast.JoinedStr)
+                for part in ast.walk(text)
+            }
+            plain += [
+                (module, part.value)
+                for part in ast.walk(node.exc)
+                if isinstance(part, ast.Constant) and id(part) not in formatted
+                if re.search(r"\{[\w*\[]", str(part.value))
+            ]
+    assert plain == []
 
 
 def test_modules_assign_each_name_once() -> None:

@@ -154,6 +154,11 @@ def at_limits() -> None:
         case(f"{name}_far", name, shifts)
         few = {"x": np.arange(9, 15).astype(np.uint8), "y": np.arange(5, 11).astype(np.uint8)}
         case(f"{name}_uint8_dynamic", name, few)
+    for kind in (F, np.int64):
+        for name in ("Unique", "UniqueWithCounts"):
+            case(f"{name}_none_{kind.__name__}", name, {"x": np.empty(0, kind)})
+    empty = {"x": np.empty((0, 0), np.int64)}
+    case("UniqueV2_none", "UniqueV2", empty, axis=np.array([1], np.int64))
     nothing = {"x": numbers().reshape(2, 0, 3), "y": numbers(0, 1, 0)}
     for name in ("FloorDiv", "FloorMod", "TruncateDiv"):
         case(f"{name}_of_nothing", name, nothing)

@@ -119,6 +119,7 @@ def test_feature_vectorizer_matches_the_reference() -> None:
         x = X.astype(dtype)
         check_node("FeatureVectorizer", [x, x], {"inputdimensions": [3, 3]}, **ML)
     check_node("FeatureVectorizer", [X, X], **own([np.hstack([X, X])]))
+    check_node("FeatureVectorizer", [X[:0], X[:0]], **own([np.hstack([X[:0], X[:0]])]))
     fails("FeatureVectorizer", [X, X[:2]], {"inputdimensions": [3, 3]})
     fails("FeatureVectorizer", [X, X], {"inputdimensions": [3]})
 

@@ -69,7 +69,7 @@ def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if rank == 0 or {*map(len, shapes)} != {rank}:
         raise ShapeError(
             "the inputs must have the same rank, which must not be 0; their shapes are "
-            "{[*map(list, shapes)]}"
+            f"{[*map(list, shapes)]}"
         )
     result: list[Dim] = []
     for i, dims in enumerate(zip(*shapes, strict=True)):

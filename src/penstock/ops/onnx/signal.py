@@ -82,7 +82,7 @@ def dft_sizes(version: int, types: Types, attrs: Attrs, consts: Consts) -> tuple
         if rank < 2:
             raise ShapeError(f"the input must have rank 2 or more, but has shape {shape}")
         if isinstance(shape[-1], int) and shape[-1] not in (1, 2):
-            raise ShapeError("the last dim must be 1 (real) or 2 (complex), not of shape {shape}")
+            raise ShapeError(f"the last dim of {shape} must be 1 (real) or 2 (complex)")
         if axis is not None:
             if not -rank <= axis < rank or axis % rank == rank - 1:
                 raise ShapeError(

@@ -6,6 +6,7 @@ written and tested. Kernels allocate their outputs, which are small.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
@@ -157,10 +158,13 @@ def _infer_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
 def feature_vectorizer(*inputs: np.ndarray, inputdimensions: Sequence[int] = ()) -> np.ndarray:
     if inputdimensions and len(inputdimensions) != len(inputs):
         raise ShapeError(f"inputdimensions has {len(inputdimensions)} entries, not {len(inputs)}")
-    rows = [x.reshape(1, -1) if x.ndim < 2 else x.reshape(len(x), -1) for x in inputs]
+    rows = [
+        x.reshape(1, -1) if x.ndim < 2 else x.reshape(len(x), math.prod(x.shape[1:]))
+        for x in inputs
+    ]
     if any(len(x) != len(rows[0]) for x in rows):
         raise ShapeError(
-            "the inputs must have the same number of rows: {[x.shape for x in inputs]}"
+            f"the inputs must have the same number of rows: {[x.shape for x in inputs]}"
         )
     widths = inputdimensions or [x.shape[1] for x in rows]
     result = np.zeros((len(rows[0]), sum(widths)), np.float32)

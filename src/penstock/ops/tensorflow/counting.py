@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,7 +57,7 @@ def unique(
     """
     axis = _slice_axis(x, axes)
     moved = np.moveaxis(x, axis, 0) if axis else x
-    first, numbers = _distinct_rows(moved.reshape(len(moved), -1))
+    first, numbers = _distinct_rows(moved.reshape(len(moved), math.prod(moved.shape[1:])))
     parts = x.take(first, axis), numbers.astype(dtype)
     if count < 3:
         return parts[:count]
