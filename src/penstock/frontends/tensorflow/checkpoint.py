@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from penstock.core.errors import InvalidModel
 from penstock.core.limits import Limits
 from penstock.core.types import STRING
 from penstock.frontends.common.diagnostics import TensorError
-from penstock.frontends.common.encoding import array_from_bytes, decode_text, read_varint
+from penstock.frontends.common.encoding import array_from_bytes, decode_text, read_varint, vector_of
 from penstock.frontends.common.model_files import open_inside
 from penstock.frontends.common.weight_file import WeightFile
 from penstock.frontends.tensorflow.file import open_part, parsed, part_error
@@ -92,18 +93,15 @@ class Bundle:
             dtype, shape = numpy_dtype(entry.dtype), decode_shape(entry.shape, self.limits)
         except TensorError as error:
             raise InvalidModel(f"{where}: {error}") from error
-        if dtype == STRING:
-            raise InvalidModel(f"{where} has strings, which variables cannot hold")
         if shape is None or any(dim is None for dim in shape):
             raise InvalidModel(f"{where} has unknown dims; save the checkpoint again")
         dims: tuple[int, ...] = shape  # type: ignore[assignment]
         data = self._bytes(entry, where)
+        if dtype == STRING:
+            return _strings(data.tobytes(), entry.crc32c, where, math.prod(dims)).reshape(dims)
         if data.size != math.prod(dims) * dtype.itemsize:
             raise InvalidModel(f"{where} has {data.size} bytes, which do not fit its shape {dims}")
-        if crc32c(data) != _unmasked(entry.crc32c):
-            raise InvalidModel(
-                f"{where} is damaged: its checksum does not match its bytes; copy it again"
-            )
+        _check_sum(data, entry.crc32c, where)
         return array_from_bytes(data, dtype).reshape(dims)
 
     def _bytes(self, entry: BundleEntryProto, where: str) -> np.ndarray:
@@ -128,6 +126,30 @@ class Bundle:
             return shard.read(entry.offset, entry.size)
         except ValueError as error:
             raise part_error(self.folder, name, error) from error
+
+
+def _check_sum(data: np.ndarray | bytes, stored: int, where: str) -> None:
+    if crc32c(data) != _unmasked(stored):
+        raise InvalidModel(
+            f"{where} is damaged: its checksum does not match its bytes; copy it again"
+        )
+
+
+def _strings(data: bytes, stored: int, where: str, count: int) -> np.ndarray:
+    """Return an array of strings: their lengths, a checksum of these, and their bytes. The stored
+    checksum is that of the lengths as 32-bit numbers and of what comes after them."""
+    lengths, place = [], 0
+    try:
+        for _ in range(count):
+            length, place = read_varint(data, place)
+            lengths.append(length)
+    except ValueError as error:
+        raise InvalidModel(f"{where} is damaged: {error}; copy it again") from error
+    if place + 4 + sum(lengths) != len(data) or max(lengths, default=0) >= 2**32:
+        raise InvalidModel(f"{where} has {len(data)} bytes, which do not fit its {count} strings")
+    _check_sum(np.array(lengths, "<u4").tobytes() + data[place:], stored, where)
+    ends = np.cumsum([place + 4, *lengths]).tolist()
+    return vector_of([decode_text(data[a:b]) for a, b in pairwise(ends)], STRING)
 
 
 def _unmasked(stored: int) -> int:

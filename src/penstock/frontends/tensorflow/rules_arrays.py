@@ -152,6 +152,7 @@ def block_lstm(c: Conversion) -> None:
 # Operations on tuples of indices; ONNX counts negative ones from the end.
 _BY_TUPLES: dict[str, tuple[str, dict[str, int | str]]] = {
     "GatherNd": ("GatherND", {"batch_dims": 0}),
+    "ResourceGatherNd": ("GatherND", {"batch_dims": 0}),
     "TensorScatterAdd": ("ScatterND", {"reduction": "add"}),
     "TensorScatterUpdate": ("ScatterND", {"reduction": "none"}),
 }
@@ -175,6 +176,8 @@ def by_own_tuples(c: Conversion) -> None:
 def by_tuples(c: Conversion) -> None:
     _check_policy(c)
     x, indices, *updates = c.inputs
+    if c.op == "ResourceGatherNd":
+        x = c.variable(x, c.attrs.get("dtype"))
     known = c.input_constant(1)
     if known is None:
         indices = c.emit("NonNegative", [indices], domain=TENSORFLOW)
@@ -182,6 +185,33 @@ def by_tuples(c: Conversion) -> None:
         raise NodeError(f"has an index {known.min()}, which is negative; indices count from 0")
     name, attrs = _BY_TUPLES[c.op]
     c.emit_final(name, [x, indices, *updates], attrs)
+
+
+_REDUCTIONS = {
+    "Update": "none",
+    "Add": "add",
+    "Sub": "add",
+    "Mul": "mul",
+    "Min": "min",
+    "Max": "max",
+}
+SCATTERING = [f"ResourceScatter{end}" for end in _REDUCTIONS]
+SCATTERING += [f"ResourceScatterNd{end}" for end in ("Update", "Add", "Sub", "Min", "Max")]
+"""operations that replace rows of variables, by numbers or tuples, or reduce them with others"""
+
+
+@rule(*SCATTERING)
+def scatter_into_variable(c: Conversion) -> None:
+    handle, indices, updates = c.inputs
+    by_tuples, how = "Nd" in c.op, c.op.removeprefix("ResourceScatter").removeprefix("Nd")
+    value = c.variable(handle, c.attrs["T" if by_tuples else "dtype"])
+    if not by_tuples:
+        indices = c.emit("Unsqueeze", [indices, c.constant([-1])])
+    if how == "Sub":
+        updates = c.emit("Neg", [updates])
+    places = c.emit("NonNegative", [indices], domain=TENSORFLOW)
+    result = c.emit("ScatterND", [value, places, updates], {"reduction": _REDUCTIONS[how]})
+    c.emit_final("AssignVariableOp", [handle, result], domain=TENSORFLOW)
 
 
 @rule("SparseToDense")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     SignatureDef,
     TensorInfo,
 )
+from penstock.frontends.tensorflow.rules_arrays import SCATTERING
 from penstock.frontends.tensorflow.scope import GraphScope, VariableFacts
 from penstock.frontends.tensorflow.tables import Tables, node_of, table_contents
 from penstock.ir.graph import Graph, Model, Node, Value
@@ -44,6 +45,7 @@ _CHANGES = frozenset(
         *(*_ASSIGN, "AssignAdd", "AssignSub", "AssignAddVariableOp", "AssignSubVariableOp"),
         *(f"ResourceApply{name}" for name in ("Adam", "GradientDescent", "Momentum", "RMSProp")),
         "ResourceApplyKerasMomentum",
+        *SCATTERING,
     }
 )
 _HANDLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
@@ -96,8 +98,7 @@ class _Reader:
             raise InvalidModel(f"{self.folder.name} has no signatures: save it with some")
         entry = next((n for n in (wanted, DEFAULT) if n in signatures), None) or min(signatures)
         parts = self.parts(signatures)
-        values = self.values()
-        tables = self.tables()
+        values, tables = self.contents()
         changes = any(_assigns(part, self.library.functions) for part in parts.values())
         initial = {self.shared_name(name): value for name, value in values.items()}
         store = Store(initial, constant=not changes)
@@ -228,8 +229,9 @@ class _Reader:
 
     # Tables.
 
-    def tables(self) -> Tables:
-        """The tables, filled by nodes that no signature needs. Raises ``InvalidModel``."""
+    def tables(self, checkpoint: Callable[[str], np.ndarray | None] = lambda key: None) -> Tables:
+        """The tables, filled by nodes that no signature needs, perhaps with tensors of the
+        ``checkpoint``. Raises ``InvalidModel``."""
         files = {
             node_of(file.tensor_info.name): file.filename for file in self.proto.asset_file_def
         }
@@ -237,7 +239,8 @@ class _Reader:
         def asset(node: str) -> bytes | None:
             return self.asset(files[node]) if node in files else None
 
-        return table_contents(self.nodes.values(), self.library, self.folder.name, asset)
+        where = self.folder.name
+        return table_contents(self.nodes.values(), self.library, where, asset, checkpoint)
 
     def asset(self, name: str) -> bytes:
         """Return the content of a file in the folder of assets. Raises ``InvalidModel``."""
@@ -250,12 +253,12 @@ class _Reader:
 
     # Variables.
 
-    def values(self) -> dict[str, np.ndarray]:
+    def contents(self) -> tuple[dict[str, np.ndarray], Tables]:
         """Return the values of variables in the checkpoint, by the names of the nodes that create
-        their handles. Raises ``InvalidModel``."""
+        their handles, and the tables. Raises ``InvalidModel``."""
         prefix = "variables/variables"
         if not os.path.lexists(self.folder / f"{prefix}.index"):
-            return {}
+            return {}, self.tables()
         from penstock.frontends.tensorflow.checkpoint import Bundle
 
         bundle = Bundle(self.folder, prefix, self.limits, self.map_weights)
@@ -263,7 +266,9 @@ class _Reader:
         for name, key in self.captured(bundle.entries):
             keys.setdefault(name, key)  # if both give a key, the graph's restoring nodes are right
         with bundle.opened:
-            return {name: bundle.read(key) for name, key in keys.items()}
+            values = {name: bundle.read(key) for name, key in keys.items()}
+            read = lambda key: bundle.read(key) if key in bundle.entries else None  # noqa: E731
+            return values, self.tables(read)
 
     def restored(self) -> Iterator[tuple[str, str]]:
         """Yield variables, by node, and the keys from which they are restored."""

@@ -1,8 +1,9 @@
 """Tables of a model and their contents: keys and values from the nodes that fill them.
 
 A table is filled once, by nodes that TensorFlow runs before any other: those of the initializer of
-a SavedModel, or of a frozen graph. They are found anywhere in the graph or in functions that it
-calls. Their inputs must be constants, or lines of a file among the model's assets.
+a SavedModel, or of a frozen graph, and those that restore a mutable one. They are found anywhere in
+the graph or in functions that it calls. Their inputs must be constants, tensors of the checkpoint,
+or lines of a file among the model's assets.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from penstock.frontends.tensorflow.scope import created_handle
 from penstock.frontends.tensorflow.tensors import type_name
 from penstock.ir.graph import Value
 
-TABLES = frozenset({"HashTable", "HashTableV2"})
+TABLES = frozenset({"HashTable", "HashTableV2", "MutableHashTableV2"})
 _FROM_FILE = {"InitializeTableFromTextFile", "InitializeTableFromTextFileV2"}
 FILLING = _FROM_FILE | {"InitializeTable", "InitializeTableV2", "LookupTableImportV2"}
 """operations that fill a table"""
@@ -37,10 +38,11 @@ Contents = tuple[np.ndarray, np.ndarray]
 
 
 class Source(NamedTuple):
-    """A node that produces a value, and the graph or function that contains it."""
+    """A node that gives a value as its ``output``, and the graph or function that contains it."""
 
     where: str
     node: NodeDef
+    output: int = 0
 
 
 class Tables:
@@ -64,9 +66,11 @@ def table_contents(
     library: FunctionLibrary,
     where: str,
     asset: Callable[[str], bytes | None] = lambda node: None,
+    checkpoint: Callable[[str], np.ndarray | None] = lambda key: None,
 ) -> Tables:
     """Return the tables of a graph and of the functions that it calls. ``asset`` returns the file
-    whose path is the constant of a given name. Raises ``InvalidModel``."""
+    whose path is the constant of a given name, ``checkpoint`` the tensor of a key. Raises
+    ``InvalidModel``."""
     top = {node.name: node for node in nodes}
     contents: dict[str, Contents | None] = {
         node.name: None for node in top.values() if node.op in TABLES
@@ -93,6 +97,20 @@ def table_contents(
         if not stack:
             return Tables(contents)
         place, inside, arguments = stack.pop()
+
+        def array(
+            source: Source,
+            place: str = place,
+            inside: Mapping[str, NodeDef] = inside,
+            arguments: Mapping[str, Source | None] = arguments,
+        ) -> np.ndarray | None:
+            restores = source.node.op == "RestoreV2" and source.where == place
+            if not restores or len(source.node.input) < 2:
+                return _constant(source, library)
+            named = _source(source.node.input[1], place, inside, arguments)
+            keys = None if named is None else _constant(named, library)
+            return checkpoint(str(keys.flat[source.output])) if keys is not None else None
+
         for node in inside.values():
             sources = [_source(text, place, inside, arguments) for text in node.input]
             if node.op in FILLING:
@@ -100,7 +118,7 @@ def table_contents(
                 if table is None or table.node.op not in TABLES or table.where != where:
                     continue
                 name = table.node.name
-                given = _filled(node, table.node, sources[1:], place, library, content)
+                given = _filled(node, table.node, sources[1:], place, array, content)
                 # The order of runs decides which of the two remains.
                 again = name in filled and not _are_equal(contents[name], given)
                 contents[name] = None if again else given
@@ -155,7 +173,8 @@ def _source(
         if node is None:
             return None
         if node.op != "Identity" or not node.input:
-            return Source(where, node)
+            index = text.rpartition(":")[2]
+            return Source(where, node, int(index) if index.isdecimal() and len(index) < 9 else 0)
         text = node.input[0]
     return None
 
@@ -165,7 +184,7 @@ def _filled(
     table: NodeDef,
     sources: list[Source | None],
     where: str,
-    library: FunctionLibrary,
+    array: Callable[[Source], np.ndarray | None],
     asset: Callable[[Source], bytes | None],
 ) -> Contents | None:
     """Return the contents with which a node fills a table; None if they are not constant. Raises
@@ -180,7 +199,7 @@ def _filled(
         except (TensorError, ValueError) as error:
             raise InvalidModel(f"{subject} reads a file that does not fit: {error}") from error
     else:
-        arrays = [None if source is None else _constant(source, library) for source in sources[:2]]
+        arrays = [None if source is None else array(source) for source in sources[:2]]
         if len(arrays) < 2 or arrays[0] is None or arrays[1] is None:
             return None
         pairs = arrays[0].reshape(-1), arrays[1].reshape(-1)
@@ -203,7 +222,7 @@ def _filled(
 
 
 def _constant(source: Source, library: FunctionLibrary) -> np.ndarray | None:
-    where, node = source
+    where, node, _ = source
     value = node.attr.get("value")
     if node.op != "Const" or value is None or not value.HasField("tensor"):
         return None

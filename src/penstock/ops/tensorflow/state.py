@@ -270,13 +270,13 @@ def variable_shape(variable: object, *, out_type: np.dtype) -> np.ndarray:
 # Assignments by handle have no output, those by reference return the reference.
 
 
-@operator("AssignVariableOp", pure=False)
+@operator("AssignVariableOp", pure=False, strings=True)
 def assign_variable(node: Node, types: Types) -> Kernel:
     named = named_variable(node)
     return Kernel(lambda variable, value: (named or _variable(variable)).assign(value))
 
 
-@array_operator("Assign", pure=False, traits={"forwards handle"})
+@array_operator("Assign", pure=False, strings=True, traits={"forwards handle"})
 def assign(variable: object, value: np.ndarray, *, validate_shape: bool = True) -> _Variable:
     state = _variable(variable)
     # With validate_shape false, an assignment may change the shape.
