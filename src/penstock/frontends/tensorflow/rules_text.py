@@ -70,6 +70,18 @@ def parse_example(c: Conversion) -> None:
     c.emit_final("ParseExample", [c.inputs[0], *defaults], attrs, domain=TENSORFLOW)
 
 
+@rule("Print")
+def print_(c: Conversion) -> None:
+    """Of the first version, which prints its message and data, and gives its input."""
+    x, *data = c.inputs
+    attrs = {"template": c.attrs["message"] + "\0" * len(data), "placeholder": "\0"}
+    attrs["summarize"] = c.attrs["summarize"]
+    text = c.emit("StringFormat", data, attrs, domain=TENSORFLOW)
+    printing = {"output_stream": "stderr", "end": "\n", "first_n": c.attrs["first_n"]}
+    node = c.append("PrintV2", TENSORFLOW, [text], [], printing, f"{c.stem}#print")
+    c.emit_final("Identity", [x]).control_inputs.append(node)
+
+
 # Tables.
 
 

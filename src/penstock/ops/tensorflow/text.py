@@ -10,6 +10,7 @@ import base64
 import math
 import re
 import string
+import sys
 from collections.abc import Callable, Iterable, Sequence, Sized
 from functools import lru_cache, partial
 from typing import Any
@@ -531,6 +532,32 @@ def string_format(node: Node, types: Types) -> Kernel:
         values = [_summary(x, shown, 1) for x in inputs]
         pairs = zip(between, [*values, ""], strict=True)
         return strings(["".join([part for pair in pairs for part in pair])], ())
+
+    return Kernel(run)
+
+
+_STREAMS = ("stderr", "stdout", "log(info)", "log(warning)", "log(error)")
+
+
+@operator("PrintV2", pure=False)
+def print_text(node: Node, types: Types) -> Kernel:
+    """Print a text, ``first_n`` times at most if that is not negative. Logs go to stderr; no model
+    writes files."""
+    stream, end, left = (
+        node.attrs["output_stream"],
+        node.attrs["end"],
+        node.attrs.get("first_n", -1),
+    )
+    if stream not in _STREAMS:
+        raise ShapeError(f"output_stream {stream!r:.100} is not one of {', '.join(_STREAMS)}")
+
+    def run(x: np.ndarray) -> None:
+        nonlocal left
+        if left:
+            text = str(rules.one_element(x, "the text").item()) + end
+            file = sys.stdout if stream == "stdout" else sys.stderr
+            file.write(text.encode(errors="backslashreplace").decode())
+        left -= left > 0
 
     return Kernel(run)
 
