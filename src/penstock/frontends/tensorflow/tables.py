@@ -109,7 +109,9 @@ def table_contents(
                 return _constant(source, library)
             named = _source(source.node.input[1], place, inside, arguments)
             keys = None if named is None else _constant(named, library)
-            return checkpoint(str(keys.flat[source.output])) if keys is not None else None
+            if keys is None or source.output >= keys.size:
+                return None
+            return checkpoint(str(keys.flat[source.output]))
 
         for node in inside.values():
             sources = [_source(text, place, inside, arguments) for text in node.input]
