@@ -9,6 +9,7 @@ or lines of a file among the model's assets.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,21 +99,7 @@ def table_contents(
             return Tables(contents)
         place, inside, arguments = stack.pop()
 
-        def array(
-            source: Source,
-            place: str = place,
-            inside: Mapping[str, NodeDef] = inside,
-            arguments: Mapping[str, Source | None] = arguments,
-        ) -> np.ndarray | None:
-            restores = source.node.op == "RestoreV2" and source.where == place
-            if not restores or len(source.node.input) < 2:
-                return _constant(source, library)
-            named = _source(source.node.input[1], place, inside, arguments)
-            keys = None if named is None else _constant(named, library)
-            if keys is None or source.output >= keys.size:
-                return None
-            return checkpoint(str(keys.flat[source.output]))
-
+        array = partial(_array, body=(place, inside, arguments), library=library, read=checkpoint)
         for node in inside.values():
             sources = [_source(text, place, inside, arguments) for text in node.input]
             if node.op in FILLING:
@@ -221,6 +208,23 @@ def _filled(
         keys = vector_of(list(known), keys.dtype)
         values = vector_of(list(known.values()), values.dtype)
     return keys, values
+
+
+_Body = tuple[str, Mapping[str, NodeDef], Mapping[str, Source | None]]
+"""a graph or function, with its nodes and arguments"""
+
+
+def _array(
+    source: Source, body: _Body, library: FunctionLibrary, read: Callable[[str], np.ndarray | None]
+) -> np.ndarray | None:
+    """Return a constant, or what a node of ``body`` restores from the checkpoint."""
+    if source.node.op != "RestoreV2" or source.where != body[0] or len(source.node.input) < 2:
+        return _constant(source, library)
+    named = _source(source.node.input[1], *body)
+    keys = None if named is None else _constant(named, library)
+    if keys is None or source.output >= keys.size:
+        return None
+    return read(str(keys.flat[source.output]))
 
 
 def _constant(source: Source, library: FunctionLibrary) -> np.ndarray | None:

@@ -26,6 +26,7 @@ _Options = tuple[float, float, bool]
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
+    # Unlike 1 / (1 + exp(-x)), this cannot overflow.
     return 0.5 * np.tanh(0.5 * x) + 0.5
 
 

@@ -79,6 +79,7 @@ def triangular_solve(
 ) -> common.Outputs:
     """Of ``x``, only the lower or the upper triangle is read."""
     _check_sides(x, y)
+    # What is beyond the triangle may be anything, such as the other factor of an LU.
     triangle = np.tril(x) if lower else np.triu(x)
     return _solved(np.linalg.solve, _adjoint(triangle) if adjoint else triangle, y)
 
@@ -125,4 +126,5 @@ def svd(
         values = _solved(lambda x: np.linalg.svd(x, compute_uv=False), x)
         return np.asarray(values, x.dtype), np.empty(0, x.dtype), np.empty(0, x.dtype)
     u, s, v = _solved(lambda x: np.linalg.svd(x, full_matrices), x)
+    # NumPy gives the adjoint of the right vectors.
     return s.astype(x.dtype, copy=False), u, _adjoint(v)

@@ -57,6 +57,7 @@ def dynamic_stitch(*inputs: np.ndarray) -> np.ndarray:
         raise ShapeError("indices must not be negative")
     size = max(int(indices.max(initial=-1)) for indices, _ in pairs) + 1
     dtype = pairs[0][1].dtype
+    # The size comes from the indices, which the file or a feed may choose freely.
     reserve(size * int(np.prod(dims)) * dtype.itemsize)
     out = np.zeros((size, *dims), dtype)
     for indices, data in pairs:

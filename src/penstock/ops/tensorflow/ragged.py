@@ -105,6 +105,7 @@ def ragged_gather(node: Node, types: Types) -> Kernel:
             begins, sizes = inner[places], np.diff(inner)[places]
             ends = np.concatenate([[0], np.cumsum(sizes)]).astype(dtype)
             reserve(int(ends[-1]) * 16)
+            # Rows of the next dim, or of the values, are consecutive.
             places = np.arange(int(ends[-1])) + np.repeat(begins - ends[:-1], sizes)
             results.append(ends)
         return *results, values[places]

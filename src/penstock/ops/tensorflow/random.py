@@ -32,12 +32,14 @@ _RESERVED = 256
 
 def _blocks(key: int, counter: int, count: int) -> np.ndarray:
     """Return blocks [count, 4] of 32 random bits, of ``count`` counters from ``counter``."""
+    # The counter has 128 bits: a carry out of its lower half goes to the upper one.
     low = (np.arange(count, dtype=np.uint64) + np.uint64(counter % 2**64)).astype(np.uint64)
     carry = low < np.uint64(counter % 2**64)
     high = np.full(count, counter >> 64, np.uint64) + carry
     c = [low & _LOW, low >> _HALF, high & _LOW, high >> _HALF]
     k0, k1 = key % 2**32, key >> 32
     for _ in range(10):
+        # Products of 32 bits by 32, of which both halves are used.
         a, b = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
         c = [
             (b >> _HALF) ^ c[1] ^ np.uint64(k0),
@@ -69,6 +71,7 @@ def _normal(bits: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Normal floats in pairs, by the transform of Box and Muller."""
     wide = np.dtype(np.float64 if dtype == np.float64 else np.float32)
     u = _unit(bits, wide)
+    # TensorFlow multiplies by pi in float64, and rounds the angle to float32.
     angle = (2 * np.pi * u[:, 1::2].astype(np.float64)).astype(wide)
     radius = np.sqrt(-2 * np.log(np.maximum(u[:, ::2], wide.type(1e-7))))
     pairs = np.stack([np.sin(angle) * radius, np.cos(angle) * radius], 2)
@@ -100,6 +103,7 @@ def _drawn(
     dims = tuple(shape.tolist())
     size = int(np.prod(dims, dtype=object))
     reserve(size * 64)
+    # A block gives four numbers of up to 32 bits, or two of 64.
     bits = _blocks(key, counter, -(-size // (2 if dtype.itemsize == 8 else 4)))
     numbers = draw(bits, *(ends or (dtype,)))
     return numbers.reshape(-1)[:size].reshape(dims)
