@@ -76,6 +76,9 @@ NESTED = types(T="float32", Tsplits="int64") | {"RAGGED_RANK": 1}
 TRANSCODED = {"input_encoding": "UTF-8", "output_encoding": "UTF-8", "errors": "strict"}
 SCALED = types(T="float32") | {"kernel_type": "lanczos3"}
 IMAGE = X.reshape(1, 4, 2, 1)
+DECODED = types(T="float32") | {"merge_repeated": True}
+CODES = types(T="float32") | {"axis": 2}
+CHOICES = types(T="float32")
 IDS = ["FIRST_DIM_SIZE", "VALUE_ROWIDS"]
 ONES = [1, 1, 1, 1]
 PATCHES = RGB | {"padding": "SAME", "ksizes": ONES, "strides": ONES, "rates": ONES}
@@ -431,6 +434,15 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any], str]] = [
         SCALED | {"kernel_type": "cubic"},
         "is none of lanczos1, lanczos3",
     ),
+    ("CTCGreedyDecoder", [X[:, None], whole(5)], DECODED, r"lengths \[5\] or blank -1"),
+    ("CTCGreedyDecoder", [X[:, None], whole(4)], DECODED | {"blank_index": 2}, "or blank 2"),
+    ("CTCGreedyDecoder", [X[:, None], whole(4, 4)], DECODED, "need lengths"),
+    ("QuantizeAndDequantizeV3", [X, real(-1), real(1), np.int32(64)], REAL, "num_bits 64 is out"),
+    ("QuantizeAndDequantizeV3", [X, real(1), real(-1), np.int32(8)], REAL, "does not fit"),
+    ("QuantizeAndDequantizeV3", [X, *2 * [real(1)], np.int32(8)], CODES, "axis 2 is out of range"),
+    ("ListDiff", [X, X[0]], types(T="float32"), "two vectors are needed"),
+    ("Multinomial", [X[0], np.int32(1)], CHOICES, "logits must be"),
+    ("Multinomial", [X, np.int32(-1)], CHOICES, "num_samples must be a scalar"),
 ]
 
 

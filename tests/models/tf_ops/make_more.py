@@ -164,6 +164,44 @@ def at_limits() -> None:
         case(f"{name}_of_nothing", name, nothing)
 
 
+def codes() -> None:
+    given = {"input": real(5, 4) * 2}
+    for axis, low, high in ((-1, F(-1.3), F(2.1)), (1, -np.abs(real(4)), np.abs(real(4)))):
+        limits = {"input_min": low, "input_max": high, "axis": axis}
+        for bits, signed, narrow in ((8, True, False), (4, True, True), (3, False, False)):
+            more = {**limits, "signed_input": signed, "narrow_range": narrow}
+            for mode in ("HALF_TO_EVEN", "HALF_UP") if axis < 0 else ():
+                label = f"QuantizeAndDequantizeV4_{axis}_{bits}_{mode}"
+                rest = {"num_bits": bits, "round_mode": mode, "range_given": True}
+                case(label, "QuantizeAndDequantizeV4", given, **more, **rest)
+            label = f"QuantizeAndDequantizeV3_{axis}_{bits}"
+            for range_given in (False, True):
+                own = {"range_given": range_given, "num_bits": np.int32(bits)}
+                case(f"{label}_{range_given}", "QuantizeAndDequantizeV3", given, **more, **own)
+    ends = {"input_min": F(0), "input_max": F(0)}
+    case("QuantizeAndDequantizeV2_dynamic", "QuantizeAndDequantizeV2", given | ends)
+
+
+def decoded() -> None:
+    scores, lengths = {"inputs": real(7, 3, 5)}, numbers(7, 4, 0)
+    scores["inputs"][2] = scores["inputs"][1]  # the same class twice
+    for merged in (False, True):
+        for blank in (-1, 0):
+            more = {"merge_repeated": merged, "blank_index": blank}
+            label = f"CTCGreedyDecoder_{merged}_{blank}"
+            case(label, "CTCGreedyDecoder", scores, sequence_length=lengths, **more)
+    case("CTCGreedyDecoder_dynamic", "CTCGreedyDecoder", scores | {"sequence_length": lengths})
+
+
+def differences() -> None:
+    case("ListDiff", "ListDiff", {"x": numbers(1, 2, 3, 2, 5), "y": numbers(2, 9)})
+    texts = {"x": words("a", "b", "", "a"), "y": words("b")}
+    case("ListDiff_texts_dynamic", "ListDiff", texts, out_idx=tf.int64)
+    case("ListDiff_none", "ListDiff", {"x": numbers(), "y": numbers(1)})
+    pairs = {"x": np.array([0, 0, 2, -1, np.nan], F), "y": np.array([-1, np.nan, 3, -0.5, 0], F)}
+    case("Xlog1py", "Xlog1py", pairs)
+
+
 if __name__ == "__main__":
     for make in (
         rows,
@@ -174,6 +212,9 @@ if __name__ == "__main__":
         scaled,
         complex_numbers,
         at_limits,
+        codes,
+        decoded,
+        differences,
     ):
         make()
     save("more")

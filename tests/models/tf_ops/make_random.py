@@ -51,6 +51,11 @@ def with_seeds() -> None:
         ends = {"minval": np.int64(-2), "maxval": np.int64(50)}
         case(f"RandomUniformInt_{seed}", "RandomUniformInt", given | ends, **seeds)
 
+        logits = {"logits": np.log(np.array([[1, 2, 3, 0], [0, 0, 1, 9]], np.float32) + 1e-30)}
+        case(f"Multinomial_{seed}", "Multinomial", logits, num_samples=np.int32(7), **seeds)
+    given = logits | {"seed": np.array([3, -1], np.int64), "num_samples": np.int32(9)}
+    case("StatelessMultinomial_dynamic", "StatelessMultinomial", given, output_dtype=tf.int32)
+
     def stacked(count: tf.Tensor) -> list[tf.Tensor]:
         """Draws of one kernel, one after the other."""
         draw = lambda i: tf.random.uniform([3], seed=7)  # noqa: E731

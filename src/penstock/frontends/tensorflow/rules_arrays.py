@@ -140,6 +140,13 @@ def stitch(c: Conversion) -> None:
     c.emit_final("DynamicStitch", domain=TENSORFLOW)
 
 
+@rule(*(f"QuantizeAndDequantizeV{version}" for version in (2, 3, 4)))
+def quantize_and_dequantize(c: Conversion) -> None:
+    """The versions differ in where the number of bits is, and in defaults."""
+    rest = {"num_bits": 0, "round_mode": "HALF_TO_EVEN"}
+    c.emit_final("QuantizeAndDequantize", attrs=rest | c.attrs, domain=TENSORFLOW)
+
+
 @rule("BlockLSTM", "BlockLSTMV2")
 def block_lstm(c: Conversion) -> None:
     """The versions differ in the order of the gates, and in the bias, which V2 lacks."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.checkpoints import checkpoint
+from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.types import BOOL, Dim, ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
@@ -62,6 +62,24 @@ def unique(
     if count < 3:
         return parts[:count]
     return *parts, np.bincount(numbers, minlength=len(first)).astype(dtype)
+
+
+@common.array_operator(
+    "ListDiff",
+    strings=True,
+    infer=lambda types, attrs, consts: (
+        TensorType(rules.tensor(types, 0).dtype, (None,)),
+        TensorType(_number_type(attrs), (None,)),
+    ),
+    prepared={"dtype": lambda node: _number_type(node.attrs)},
+)
+def list_difference(x: np.ndarray, y: np.ndarray, *, dtype: np.dtype) -> tuple[np.ndarray, ...]:
+    """The elements of x that are not in y, and their places."""
+    if x.ndim != 1 or y.ndim != 1:
+        raise ShapeError(f"two vectors are needed, not {x.shape} and {y.shape}")
+    others = set(y.tolist())
+    kept = np.flatnonzero([element not in others for element in with_checkpoints(x.tolist())])
+    return x[kept], kept.astype(dtype)
 
 
 def _slice_axis(x: np.ndarray, axes: np.ndarray | None) -> int:

@@ -82,6 +82,7 @@ _BINARY: dict[str, Arithmetic] = {
     "MulNoNan": lambda x, y: _unless_zero(y, x, np.multiply(x, y)),
     "SquaredDifference": _squared_difference,
     "Xdivy": lambda x, y: _unless_zero(x, x, np.true_divide(x, y)),
+    "Xlog1py": lambda x, y: _unless_zero(x, x, np.multiply(x, np.log1p(y))),
     "Xlogy": lambda x, y: _unless_zero(x, x, np.multiply(x, np.log(y))),
     # Shifts by more bits than there are, or by less than none, are by the most or by none.
     "LeftShift": lambda x, y: np.left_shift(x, np.clip(y, 0, 8 * x.itemsize - 1)),

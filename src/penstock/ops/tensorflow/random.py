@@ -165,21 +165,31 @@ def _register_stateless(name: str, draw: _Draw, attr: str) -> None:
         return Kernel(run)
 
 
+class _Draws:
+    """The key of a kernel with seeds as attributes, and where its next run begins to draw."""
+
+    def __init__(self, attrs: Attrs) -> None:
+        seeds = [attrs["seed"], attrs["seed2"]]
+        if not any(seeds):
+            seeds = [secrets.randbits(64), secrets.randbits(64)]
+        self.key, second = (seed % 2**64 for seed in seeds)
+        self._next, self._lock = second << 64, threading.Lock()
+
+    def take(self, count: int) -> tuple[int, int]:
+        """Return the key, and the counter for as many elements."""
+        with self._lock:
+            own, self._next = self._next, self._next + count * _RESERVED
+        return self.key, own % 2**128
+
+
 def _register_stateful(name: str, draw: _Draw, attr: str) -> None:
     @operator(name, infer=_infer(attr), pure=False, traits={"any order"})
     def compile(node: Node, types: Types) -> Kernel:
-        dtype = common.named_dtype(node.attrs, attr)
-        seeds = [node.attrs["seed"], node.attrs["seed2"]]
-        if not any(seeds):
-            seeds = [secrets.randbits(64), secrets.randbits(64)]
-        key, second = (seed % 2**64 for seed in seeds)
-        counter, lock = second << 64, threading.Lock()
+        dtype, draws = common.named_dtype(node.attrs, attr), _Draws(node.attrs)
 
         def run(shape: np.ndarray, *ends: np.ndarray) -> np.ndarray:
-            nonlocal counter
-            with lock:
-                own, counter = counter, counter + int(np.prod(shape, dtype=object)) * _RESERVED
-            return _drawn(draw, shape, dtype, key, own % 2**128, *ends)
+            taken = draws.take(int(np.prod(shape, dtype=object)))
+            return _drawn(draw, shape, dtype, *taken, *ends)
 
         return Kernel(run)
 
@@ -189,6 +199,55 @@ for _name, (_function, _attr) in _DRAWS.items():
 _register_stateful("RandomUniform", _unit, "dtype")
 _register_stateful("RandomStandardNormal", _normal, "dtype")
 _register_stateful("RandomUniformInt", _between, "Tout")
+
+# Categories.
+
+
+def _infer_categories(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    logits, count = rules.tensor(types, 0).shape, rules.ints(types, consts, 1)
+    rows = logits[0] if logits else None
+    dims = (rows, count[0] if count else None)
+    return (TensorType(common.named_dtype(attrs, "output_dtype", "int64"), dims),)
+
+
+def _chosen(logits: np.ndarray, count: int, key: int, counter: int, dtype: np.dtype) -> np.ndarray:
+    """For each row, ``count`` categories, of probabilities by the softmax of its finite logits."""
+    if logits.ndim != 2 or not logits.shape[1]:
+        raise ShapeError(f"logits must be [rows, classes], not {logits.shape}")
+    rows = len(logits)
+    reserve(rows * (count * 64 + logits.shape[1] * 32))
+    wide = logits.astype(np.float64)
+    wide[~np.isfinite(wide)] = -np.inf
+    # A row without finite logits has the sum 0, and gives no category of its own.
+    top = np.maximum(wide.max(1, keepdims=True), np.finfo(np.float64).min)
+    edges = np.exp(wide - top).cumsum(1)
+    draws = _unit(_blocks(key, counter, -(-rows * count // 2)), np.dtype(np.float64)).reshape(-1)
+    ends = draws[: rows * count].reshape(rows, count) * edges[:, -1:]
+    found = [np.searchsorted(*pair, side="right") for pair in zip(edges, ends, strict=True)]
+    return np.array(found, dtype).reshape(rows, count)
+
+
+@operator("Multinomial", infer=_infer_categories, pure=False, traits={"any order"})
+def multinomial(node: Node, types: Types) -> Kernel:
+    dtype, draws = common.named_dtype(node.attrs, "output_dtype", "int64"), _Draws(node.attrs)
+
+    def run(logits: np.ndarray, count: np.ndarray) -> np.ndarray:
+        size = common.count(count, "num_samples")
+        taken = len(logits) * -(-size // 4) * 8 if logits.ndim else 0
+        return _chosen(logits, size, *draws.take(taken), dtype)
+
+    return Kernel(run)
+
+
+@operator("StatelessMultinomial", infer=_infer_categories)
+def stateless_multinomial(node: Node, types: Types) -> Kernel:
+    dtype = common.named_dtype(node.attrs, "output_dtype", "int64")
+
+    def run(logits: np.ndarray, count: np.ndarray, seed: np.ndarray) -> np.ndarray:
+        return _chosen(logits, common.count(count, "num_samples"), *_scrambled(seed), dtype)
+
+    return Kernel(run)
+
 
 _KEY = TensorType(np.dtype(np.uint64), (1,))
 _COUNTER = TensorType(np.dtype(np.uint64), (2,))
