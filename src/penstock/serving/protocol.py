@@ -534,11 +534,11 @@ def _strings(name: str, data: memoryview, count: int) -> np.ndarray:
             at += _ITEM.size + size
             if at > len(data):
                 raise InvalidInput(f"input {name!r} has a string that extends beyond its bytes")
-            texts.append(str(data[at - size : at], "utf-8"))
-    except (struct.error, UnicodeDecodeError) as error:
+            # Bytes that are not UTF-8, as those of an image, become lone surrogates.
+            texts.append(str(data[at - size : at], "utf-8", "surrogateescape"))
+    except struct.error as error:
         raise InvalidInput(
-            f"input {name!r} has invalid BYTES, which must be length-prefixed UTF-8 strings: "
-            f"{error}"
+            f"input {name!r} has invalid BYTES, which must be length-prefixed strings: {error}"
         ) from error
     if len(texts) != count:
         raise InvalidInput(f"input {name!r} has {len(texts)} strings; its shape requires {count}")
@@ -601,5 +601,8 @@ def _bytes(value: np.ndarray) -> bytes | memoryview:
     """Return the elements as bytes, a view if they are contiguous."""
     if value.dtype != STRING:
         return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
-    parts = [x if isinstance(x, bytes) else str(x).encode() for x in value.reshape(-1)]
+    parts = [
+        x if isinstance(x, bytes) else str(x).encode("utf-8", "surrogateescape")
+        for x in value.reshape(-1)
+    ]
     return b"".join([_ITEM.pack(len(part)) + part for part in parts])
