@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow as tf
-from make import RNG, F, case, real, save
+from make import RNG, F, case, real, save, several
 from make_text import words
 
 
@@ -202,6 +202,18 @@ def differences() -> None:
     case("Xlog1py", "Xlog1py", pairs)
 
 
+def tiled() -> None:
+    """A filter that is repeated for each channel, whose number ShapeN gives."""
+    window = real(3, 3, 1, 1)
+
+    def build(x: tf.Tensor) -> list[tf.Tensor]:
+        channels = tf.shape_n([x, x])[1][-1]
+        filters = tf.tile(tf.constant(window), tf.stack([1, 1, channels, 1]))
+        return [tf.nn.depthwise_conv2d(x, filters, [1, 1, 1, 1], "VALID")]
+
+    several("DepthwiseConv2dNative_tiled", build, {"x": real(2, 6, 5, 3)})
+
+
 if __name__ == "__main__":
     for make in (
         rows,
@@ -215,6 +227,7 @@ if __name__ == "__main__":
         codes,
         decoded,
         differences,
+        tiled,
     ):
         make()
     save("more")

@@ -111,7 +111,11 @@ def shape(x: np.ndarray, *, out_type: np.dtype) -> np.ndarray:
     return np.array(x.shape, out_type)
 
 
-@common.array_operator("ShapeN", strings=True, prepared=common.OUT_TYPE)
+def _infer_shapes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return [_infer_shape([type_], attrs, [None])[0] for type_ in types]
+
+
+@common.array_operator("ShapeN", infer=_infer_shapes, strings=True, prepared=common.OUT_TYPE)
 def shape_n(*inputs: np.ndarray, out_type: np.dtype) -> common.Outputs:
     return common.outputs([np.array(x.shape, out_type) for x in inputs])
 
