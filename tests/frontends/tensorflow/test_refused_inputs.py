@@ -79,6 +79,9 @@ IMAGE = X.reshape(1, 4, 2, 1)
 DECODED = types(T="float32") | {"merge_repeated": True}
 CODES = types(T="float32") | {"axis": 2}
 CHOICES = types(T="float32")
+PARTS_OF = [PLACES, real(1, 2), longs(2, 3)]
+SUM = types(T="float32", Treal="float32")
+LONGS = types(T="float32", Tindices="int64")
 IDS = ["FIRST_DIM_SIZE", "VALUE_ROWIDS"]
 ONES = [1, 1, 1, 1]
 PATCHES = RGB | {"padding": "SAME", "ksizes": ONES, "strides": ONES, "rates": ONES}
@@ -443,6 +446,12 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any], str]] = [
     ("ListDiff", [X, X[0]], types(T="float32"), "two vectors are needed"),
     ("Multinomial", [X[0], np.int32(1)], CHOICES, "logits must be"),
     ("Multinomial", [X, np.int32(-1)], CHOICES, "num_samples must be a scalar"),
+    ("SparseAdd", [*PARTS_OF[:3], *PARTS_OF[:2], longs(3, 3), real(0)], SUM, "cannot be added"),
+    ("SparseTensorDenseAdd", [*PARTS_OF[:3], X[:3]], LONGS, r"and \(3, 2\) cannot be added"),
+    ("SparseDenseCwiseMul", [*PARTS_OF[:3], X[:3]], REAL, "does not broadcast to"),
+    ("SparseReduceSum", [*PARTS_OF[:3], whole(2)], REAL, "axis 2 is out of range"),
+    ("SparseReduceSum", [*PARTS_OF[:2], longs(9, 2), whole(0)], REAL, "is outside of the dense"),
+    ("SparseSoftmax", [PARTS_OF[0][:, :1], real(1, 2), longs(3)], REAL, "needs two dims or more"),
 ]
 
 

@@ -221,7 +221,50 @@ def places_of_maxima() -> None:
     case("MaxPoolWithArgmax_int32", "MaxPoolWithArgmax", {"input": x}, padding="SAME", **size)
 
 
+def combined() -> None:
+    """Sums, products and softmax of sparse tensors."""
+    a, b = places(4, 3, count=5), places(4, 3, count=4)
+    x, y = real(5), real(4)
+    parts = {"a_indices": a, "a_values": x, "a_shape": longs(4, 3)}
+    more = {"b_indices": b, "b_values": y, "b_shape": longs(4, 3)}
+    for least in (0.0, 0.8):
+        case(f"SparseAdd_{least}", "SparseAdd", parts | more, thresh=np.float32(least))
+    case("SparseAdd_dynamic", "SparseAdd", parts | more | {"thresh": np.float32(0.1)})
+    case("SparseTensorDenseAdd", "SparseTensorDenseAdd", parts | {"b": real(4, 3)})
+    whole = {"sp_indices": a, "sp_values": x, "sp_shape": longs(4, 3)}
+    for name in ("Add", "Mul"):
+        label = f"SparseDenseCwise{name}"
+        case(label, label, whole | {"dense": real(4, 3)})
+        case(f"{label}_row_dynamic", label, whole | {"dense": real(3)})
+    case("SparseSoftmax", "SparseSoftmax", whole)
+    cube = {
+        "input_indices": places(2, 3, 4, count=9),
+        "input_values": real(9),
+        "input_shape": longs(2, 3, 4),
+    }
+    for name, axes in (
+        ("last", [-1]),
+        ("two", [0, 2]),
+        ("none", []),
+        ("all", [0, 1, 2]),
+        ("middle_dynamic", [1]),
+    ):
+        for keep in (False, True):
+            more = {"reduction_axes": np.array(axes, np.int32), "keep_dims": keep}
+            case(f"SparseReduceSum_{keep}_{name}", "SparseReduceSum", cube, **more)
+
+
 if __name__ == "__main__":
-    for make in (reshaped, filled, arranged, products, split, parsed, written, places_of_maxima):
+    for make in (
+        reshaped,
+        filled,
+        arranged,
+        products,
+        split,
+        parsed,
+        written,
+        places_of_maxima,
+        combined,
+    ):
         make()
     save("sparse")

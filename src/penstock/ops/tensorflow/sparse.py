@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -201,3 +201,109 @@ def sparse_matmul(
     result = np.zeros((rows, b.shape[1]), b.dtype)
     np.add.at(result, to, (values.conj() if adjoint_a else values)[:, None] * b[source])
     return result
+
+
+def _infer_sum(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return _infer_parts(_rank(rules.tensor(types, 2), 0), rules.tensor(types, 1).dtype)
+
+
+@array_operator("SparseAdd", infer=_infer_sum)
+def sparse_add(
+    a: np.ndarray,
+    x: np.ndarray,
+    a_shape: np.ndarray,
+    b: np.ndarray,
+    y: np.ndarray,
+    b_shape: np.ndarray,
+    least: np.ndarray,
+) -> tuple[np.ndarray, ...]:
+    """The sum of two sparse tensors in row-major order, without sums of two elements that are below
+    ``least``."""
+    dims = _checked(a, x, a_shape)
+    if _checked(b, y, b_shape) != dims:
+        raise ShapeError(f"tensors of dims {dims} and {b_shape.tolist()} cannot be added")
+    indices = np.concatenate([a, b])
+    places = np.ravel_multi_index(tuple(indices.T), dims) if dims else np.zeros(len(indices), int)
+    _, first, numbers, counts = np.unique(places, True, True, True)
+    values = np.zeros(len(first), x.dtype)
+    np.add.at(values, numbers, np.concatenate([x, y]))
+    kept = (counts == 1) | (np.abs(values) >= rules.one_element(least, "thresh"))
+    return indices[first[kept]], values[kept], a_shape
+
+
+@array_operator(
+    "SparseTensorDenseAdd", infer=lambda types, *_: [rules.tensor(types, 3).without_data()]
+)
+def sparse_dense_add(
+    indices: np.ndarray, values: np.ndarray, shape: np.ndarray, dense: np.ndarray
+) -> np.ndarray:
+    if tuple(_checked(indices, values, shape)) != dense.shape:
+        raise ShapeError(f"tensors of dims {shape.tolist()} and {dense.shape} cannot be added")
+    out = dense.copy()
+    np.add.at(out, tuple(indices.T), values)
+    return out
+
+
+def _infer_values(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (rules.tensor(types, 1).without_data(),)
+
+
+def _elementwise(name: str, function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
+    @array_operator(name, infer=_infer_values)
+    def compute(
+        indices: np.ndarray, values: np.ndarray, shape: np.ndarray, dense: np.ndarray
+    ) -> np.ndarray:
+        dims = _checked(indices, values, shape)
+        try:
+            whole = np.broadcast_to(dense, dims)
+        except ValueError as error:
+            raise ShapeError(f"{dense.shape} does not broadcast to {dims}") from error
+        return function(values, whole[tuple(indices.T)])
+
+
+_elementwise("SparseDenseCwiseAdd", np.add)
+_elementwise("SparseDenseCwiseMul", np.multiply)
+
+
+@array_operator(
+    "SparseReduceSum", infer=lambda types, *_: [TensorType(rules.tensor(types, 1).dtype)]
+)
+def sparse_reduce_sum(
+    indices: np.ndarray,
+    values: np.ndarray,
+    shape: np.ndarray,
+    axes: np.ndarray,
+    *,
+    keep_dims: bool = False,
+) -> np.ndarray:
+    """A dense tensor of sums along the axes."""
+    dims = _checked(indices, values, shape)
+    gone = rules.normalize_axes(axes.reshape(-1).tolist(), len(dims))
+    kept = [axis for axis in range(len(dims)) if axis not in gone]
+    out = _zeros([dims[axis] for axis in kept], values.dtype)
+    # Without kept axes, the dots are the only index.
+    np.add.at(out, (..., *indices[:, kept].T), values if kept else values.sum())
+    return (
+        out.reshape([1 if i in gone else dim for i, dim in enumerate(dims)]) if keep_dims else out
+    )
+
+
+def _zeros(dims: list[int], dtype: np.dtype) -> np.ndarray:
+    reserve(math.prod(dims) * dtype.itemsize)
+    return np.zeros(dims, dtype)
+
+
+@array_operator("SparseSoftmax", infer=_infer_values)
+def sparse_softmax(indices: np.ndarray, values: np.ndarray, shape: np.ndarray) -> np.ndarray:
+    """The softmax of the elements that each row of the last dim has."""
+    _checked(indices, values, shape)
+    if indices.shape[1] < 2:
+        raise ShapeError(f"a softmax of rows needs two dims or more, not {shape.tolist()}")
+    _, rows = np.unique(indices[:, :-1], axis=0, return_inverse=True)
+    count = int(rows.max(initial=-1)) + 1
+    top = np.full(count, -np.inf, values.dtype)
+    np.maximum.at(top, rows, values)
+    powers = np.exp(values - top[rows])
+    total = np.zeros(count, values.dtype)
+    np.add.at(total, rows, powers)
+    return powers / total[rows]
