@@ -148,6 +148,7 @@ def _strings(data: bytes, stored: int, where: str, count: int) -> np.ndarray:
     if place + 4 + sum(lengths) != len(data) or max(lengths, default=0) >= 2**32:
         raise InvalidModel(f"{where} has {len(data)} bytes, which do not fit its {count} strings")
     _check_sum(np.array(lengths, "<u4").tobytes() + data[place:], stored, where)
+    # The checksum of the lengths, which the other one covers, has four bytes.
     ends = np.cumsum([place + 4, *lengths]).tolist()
     return vector_of([decode_text(data[a:b]) for a, b in pairwise(ends)], STRING)
 

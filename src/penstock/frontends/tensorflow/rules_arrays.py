@@ -216,6 +216,7 @@ def scatter_into_variable(c: Conversion) -> None:
         indices = c.emit("Unsqueeze", [indices, c.constant([-1])])
     if how == "Sub":
         updates = c.emit("Neg", [updates])
+    # ONNX would count negative indices from the end.
     places = c.emit("NonNegative", [indices], domain=TENSORFLOW)
     result = c.emit("ScatterND", [value, places, updates], {"reduction": _REDUCTIONS[how]})
     c.emit_final("AssignVariableOp", [handle, result], domain=TENSORFLOW)

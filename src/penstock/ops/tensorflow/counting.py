@@ -77,6 +77,7 @@ def list_difference(x: np.ndarray, y: np.ndarray, *, dtype: np.dtype) -> tuple[n
     """The elements of x that are not in y, and their places."""
     if x.ndim != 1 or y.ndim != 1:
         raise ShapeError(f"two vectors are needed, not {x.shape} and {y.shape}")
+    # A set holds strings and numbers alike, which NumPy's sorting sets do not.
     others = set(y.tolist())
     kept = np.flatnonzero([element not in others for element in with_checkpoints(x.tolist())])
     return x[kept], kept.astype(dtype)

@@ -31,6 +31,7 @@ def quantize_and_dequantize(
     shape = tuple([-1 if i == axis else 1 for i in range(x.ndim)])
     if not given:
         others = tuple([i for i in range(x.ndim) if i != axis]) if axis >= 0 else None
+        # A range without 0 is extended to it: codes must hold 0.
         low, high = x.min(axis=others, initial=0), x.max(axis=others, initial=0)
     wanted = x.shape[axis] if axis >= 0 else 1
     if low.size != wanted or high.size != wanted or (low > high).any():
@@ -45,6 +46,7 @@ def quantize_and_dequantize(
     by_low = below < above
     scale = np.where(by_low, below, above)
     step = np.divide(np.where(by_low, low, high), np.where(by_low, least, most))
+    # A range of the elements' own cuts off none of them.
     if given:
         x = np.clip(x, np.where(by_low, low, least * step), np.where(by_low, most * step, high))
     codes = x * scale
@@ -80,6 +82,7 @@ def ctc_greedy_decoder(
         path = best[:length, b]
         kept = path != blank
         if merge_repeated:
+            # A blank between two equal classes keeps both.
             kept[1:] &= path[1:] != path[:-1]
         rows.append(path[kept])
         scores[b] = -x[np.arange(length), b, path].sum()

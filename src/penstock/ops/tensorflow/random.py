@@ -223,6 +223,7 @@ def _chosen(logits: np.ndarray, count: int, key: int, counter: int, dtype: np.dt
     edges = np.exp(wide - top).cumsum(1)
     draws = _unit(_blocks(key, counter, -(-rows * count // 2)), np.dtype(np.float64)).reshape(-1)
     ends = draws[: rows * count].reshape(rows, count) * edges[:, -1:]
+    # As in TensorFlow, a draw of 0 takes the first class with a share.
     found = [np.searchsorted(*pair, side="right") for pair in zip(edges, ends, strict=True)]
     return np.array(found, dtype).reshape(rows, count)
 

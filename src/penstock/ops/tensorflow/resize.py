@@ -168,6 +168,7 @@ def scale_and_translate(
         reach = np.float32(radius) * wide
         first = np.ceil(at - reach - np.float32(0.5)).clip(0, before - 1).astype(np.int64)
         last = np.floor(at + reach - np.float32(0.5)).clip(0, before - 1).astype(np.int64)
+        # Taps beyond the last one of an output pixel get the weight 0.
         places = first[:, np.newaxis] + np.arange(int((last - first).max(initial=0)) + 1)
         distance = np.abs((places + np.float32(0.5) - at[:, np.newaxis]) / wide)
         inside = (places <= last[:, np.newaxis]) & (distance < radius)

@@ -209,21 +209,16 @@ def _infer_sum(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @array_operator("SparseAdd", infer=_infer_sum)
 def sparse_add(
-    a: np.ndarray,
-    x: np.ndarray,
-    a_shape: np.ndarray,
-    b: np.ndarray,
-    y: np.ndarray,
-    b_shape: np.ndarray,
-    least: np.ndarray,
+    a: np.ndarray, x: np.ndarray, a_shape: np.ndarray, *rest: np.ndarray
 ) -> tuple[np.ndarray, ...]:
     """The sum of two sparse tensors in row-major order, without sums of two elements that are below
     ``least``."""
-    dims = _checked(a, x, a_shape)
+    (b, y, b_shape, least), dims = rest, _checked(a, x, a_shape)
     if _checked(b, y, b_shape) != dims:
         raise ShapeError(f"tensors of dims {dims} and {b_shape.tolist()} cannot be added")
     indices = np.concatenate([a, b])
     places = np.ravel_multi_index(tuple(indices.T), dims) if dims else np.zeros(len(indices), int)
+    # Distinct places ascend, as elements of a sparse tensor must.
     _, first, numbers, counts = np.unique(places, True, True, True)
     values = np.zeros(len(first), x.dtype)
     np.add.at(values, numbers, np.concatenate([x, y]))
@@ -301,6 +296,7 @@ def sparse_softmax(indices: np.ndarray, values: np.ndarray, shape: np.ndarray) -
         raise ShapeError(f"a softmax of rows needs two dims or more, not {shape.tolist()}")
     _, rows = np.unique(indices[:, :-1], axis=0, return_inverse=True)
     count = int(rows.max(initial=-1)) + 1
+    # Less the maximum of its row, no exponential overflows.
     top = np.full(count, -np.inf, values.dtype)
     np.maximum.at(top, rows, values)
     powers = np.exp(values - top[rows])

@@ -556,6 +556,7 @@ def print_text(node: Node, types: Types) -> Kernel:
         if left:
             text = str(rules.one_element(x, "the text").item()) + end
             file = sys.stdout if stream == "stdout" else sys.stderr
+            # Lone surrogates, which stand for bytes that are not UTF-8, cannot be written.
             file.write(text.encode(errors="backslashreplace").decode())
         left -= left > 0
 
