@@ -59,7 +59,8 @@ def with_seeds() -> None:
     def stacked(count: tf.Tensor) -> list[tf.Tensor]:
         """Draws of one kernel, one after the other."""
         draw = lambda i: tf.random.uniform([3], seed=7)  # noqa: E731
-        return [tf.map_fn(draw, tf.range(count), fn_output_signature=tf.float32)]
+        more = {"fn_output_signature": tf.float32, "parallel_iterations": 1}
+        return [tf.map_fn(draw, tf.range(count), **more)]
 
     several("RandomUniform_again", stacked, {"count": np.array(4, np.int32)})
 
