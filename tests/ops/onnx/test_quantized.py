@@ -74,6 +74,12 @@ def test_matmul_integer_is_exact(a_dtype: np.dtype, b_dtype: np.dtype, length: i
     check_node("MatMulInteger", [a, b, None, zeros[1]], expected=[exactly(a, b, 0, zeros[1])])
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 0), (0, 3, 0), (0, 3, 2), (0, 0, 0)])
+def test_matmul_integer_of_nothing_is_zero(shape: tuple[int, ...]) -> None:
+    a, b = np.ones(shape, np.uint8), np.ones((shape[-1], 5), np.int8)
+    check_node("MatMulInteger", [a, b], expected=[np.zeros((*shape[:-1], 5), np.int32)])
+
+
 def test_quantized_product_wraps_in_32_bits() -> None:
     a, b = np.full((1, 40000), 255, np.uint8), np.full((40000, 1), 255, np.uint8)
     check_node("MatMulInteger", [a, b], expected=[exactly(a, b)])

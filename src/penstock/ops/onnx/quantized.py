@@ -10,6 +10,7 @@ absolute values allow longer pieces, mostly all of K.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -169,7 +170,7 @@ class _Product:
             assert self._right is not None
             right = self._right_side(b, zero, self._right(workspace))
         if self._flat:
-            left = left.reshape(-1, left.shape[-1])
+            left = left.reshape(math.prod(left.shape[:-1]), left.shape[-1])
             result = values.reshape(left.shape[0], right.shape[1])
         total = out if out is not None or self.total is None else self.total(workspace)
         if len(self.spans) == 1:
