@@ -402,6 +402,7 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any], str]] = [
     ("FFT3D", [X.astype(np.complex64)], types(Tcomplex="complex64"), "along 3 axes of"),
     ("GRUBlockCell", [X, X, X, X, X[0], X[0]], REAL, "weights .* do not fit inputs"),
     ("BlockLSTM", [np.int64(3), X[:2, None], X[:1], X[:1], *GATES], REAL, "3 time steps of"),
+    ("LSTMBlockCell", [X, X, X[:1], *GATES], REAL, "weights .* do not fit inputs"),
     ("LSTMBlockCell", [X, X, X[:, :1], *GATES], REAL, "weights .* do not fit inputs"),
     ("StatelessRandomUniform", [whole(-1), whole(1, 2)], SEEDED, "a shape is a vector of dims"),
     ("StatelessRandomUniform", [whole(2), whole(1)], SEEDED, "a seed is two integers"),
@@ -419,7 +420,8 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any], str]] = [
     ),
     ("RaggedGather", [longs(0, 1), X[:1], longs(1)], ROWS, "must be a tensor of rows of 1"),
     ("RaggedGather", [longs(0, 2), X[:1], longs(0)], ROWS, "must start at 0 and end at 1"),
-    ("RaggedGather", [longs(0, 1), X[:1], np.int64(0)], ROWS, "must be a tensor of rows"),
+    ("RaggedGather", [longs(0, 1), X[:1], np.int64(0)], ROWS, "do not give a ragged rank of 1"),
+    ("LSTMBlockCell", [X, X[:1], X, *GATES], REAL, "cs_prev .* and h_prev .* differ"),
     ("RaggedTensorToSparse", [longs(0, 2), X[:1]], NESTED, "must start at 0 and end at 1"),
     ("UnicodeTranscode", ["a\udcff"], TRANSCODED, "is not valid UTF-8"),
     (

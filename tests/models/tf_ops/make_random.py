@@ -48,6 +48,8 @@ def with_seeds() -> None:
         given = {"shape": np.array([2, 9], np.int64)}
         for name in ("RandomUniform", "RandomStandardNormal"):
             case(f"{name}_{seed}", name, given, dtype=tf.float32, **seeds)
+            none = {"shape": np.array([2, 0], np.int64)}
+            case(f"{name}_{seed}_none", name, none, dtype=tf.float64, **seeds)
         ends = {"minval": np.int64(-2), "maxval": np.int64(50)}
         case(f"RandomUniformInt_{seed}", "RandomUniformInt", given | ends, **seeds)
 

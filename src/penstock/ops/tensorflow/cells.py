@@ -32,9 +32,9 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 def _check(x: np.ndarray, h: np.ndarray, *weights: tuple[np.ndarray, int]) -> None:
     """Raise ``ShapeError`` unless weights are [inputs + cells, gates * cells] for x and h."""
+    batches = x.ndim > 1 and h.ndim == 2 and x.shape[-2] == len(h)
     for w, gates in weights:
-        fits = x.ndim and h.ndim == 2 and w.shape == (x.shape[-1] + h.shape[1], gates * h.shape[1])
-        if not fits:
+        if not batches or w.shape != (x.shape[-1] + h.shape[1], gates * h.shape[1]):
             raise ShapeError(f"weights {w.shape} do not fit inputs {x.shape} and states {h.shape}")
 
 
@@ -47,6 +47,8 @@ def _step(
 ) -> tuple[np.ndarray, ...]:
     """One time step: i, cs, f, o, ci, co and h."""
     (before, h), (w, wci, wcf, wco, b) = state, weights
+    if before.shape != h.shape:
+        raise ShapeError(f"the states cs_prev {before.shape} and h_prev {h.shape} differ")
     forget_bias, cell_clip, use_peephole = options
     parts = np.split(np.concatenate([x, h], 1) @ w + b, 4, 1)
     gates = dict(zip(order, parts, strict=True))

@@ -92,7 +92,10 @@ def ragged_gather(node: Node, types: Types) -> Kernel:
         *splits, values, indices = inputs
         _checked_nested(splits, len(values))
         rows, places = len(splits[0]) - 1, indices.reshape(-1)
-        if not indices.ndim or ((places < 0) | (places >= rows)).any():
+        if len(node.outputs) != len(splits) + indices.ndim:
+            rank = len(node.outputs) - 1
+            raise ShapeError(f"indices {indices.shape} do not give a ragged rank of {rank}")
+        if ((places < 0) | (places >= rows)).any():
             raise ShapeError(
                 f"indices {indices.tolist()!s:.100} must be a tensor of rows of {rows}"
             )

@@ -75,7 +75,7 @@ def _normal(bits: np.ndarray, dtype: np.dtype) -> np.ndarray:
     angle = (2 * np.pi * u[:, 1::2].astype(np.float64)).astype(wide)
     radius = np.sqrt(-2 * np.log(np.maximum(u[:, ::2], wide.type(1e-7))))
     pairs = np.stack([np.sin(angle) * radius, np.cos(angle) * radius], 2)
-    return pairs.reshape(len(bits), -1).astype(dtype, copy=False)
+    return pairs.reshape(len(bits), 2 * pairs.shape[1]).astype(dtype, copy=False)
 
 
 def _whole(bits: np.ndarray, dtype: np.dtype) -> np.ndarray:
