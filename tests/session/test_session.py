@@ -614,7 +614,9 @@ def test_run_string_inputs_take_strings_and_nothing_else(executor):
     session = compile_text(text, executor=executor)
     feeds = {"a": np.array(["a", "b"], object), "b": np.array([b"c", b"d"], object)}
     assert session.run(feeds)["y"].tolist() == ["ac", "bd"]
-    for element in (1, 1.5, None, b"\xff", ["a"]):
+    other = {"a": np.array([b"\xff"], object), "b": np.array(["a"], object)}  # no UTF-8
+    assert session.run(other)["y"].tolist() == ["\udcffa"]
+    for element in (1, 1.5, None, ["a"]):
         wrong = np.empty(2, object)
         wrong[:] = ["a", element]
         for name in ("a", "b"):

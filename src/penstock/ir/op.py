@@ -7,7 +7,7 @@ Operations are registered in ``penstock.ops``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum, auto
 from typing import Any, Literal, TypeAlias
@@ -163,3 +163,28 @@ class Op:
 
     def __repr__(self) -> str:
         return f"{self.full_name}-{self.version}"
+
+
+# Attributes with more elements are compared by identity.
+_MOST_ELEMENTS = 64
+SMALL = 4096
+"""bytes up to which constants are compared by content rather than identity"""
+
+
+def frozen(value: Any) -> Hashable:
+    """Return a key that equal attributes and constants share. Large arrays, and lists of many
+    elements such as tree nodes, which are rarely equal, count by identity."""
+    if isinstance(value, np.ndarray):
+        small = value.nbytes <= SMALL and value.dtype != object
+        return (value.dtype, value.shape, value.tobytes()) if small else id(value)
+    if isinstance(value, list | tuple):
+        if len(value) > _MOST_ELEMENTS:
+            return id(value)
+        kinds = {*map(type, value)}
+        if kinds == {float}:
+            return len(value), np.array(value).tobytes()  # for 10 floats, a fifth of what follows
+        if kinds <= {int, str}:
+            return tuple(value)
+        return tuple([frozen(x) for x in value])
+    # As attributes, -0.0 differs from 0.0 and 1 from 1.0, though they compare equal.
+    return (type(value), repr(value)) if isinstance(value, float) else value

@@ -9,9 +9,10 @@ import pytest
 
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Node, Value
+from penstock.ir.op import frozen
 from penstock.ops import find
 from penstock.ops.internal.fused import fused
-from penstock.ops.internal.node_key import frozen, node_key
+from penstock.ops.internal.node_key import node_key
 
 LARGE = np.ones((64, 64), np.float32)
 

@@ -1,37 +1,12 @@
-"""Keys that equal nodes share."""
+"""Keys that the copies of a node in several plans share."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
-
-import numpy as np
 
 from penstock.core.types import TensorType
 from penstock.ir.graph import Node, Value
-
-# Attributes with more elements are compared by identity.
-_MOST_ELEMENTS = 64
-_SMALL = 4096  # bytes up to which constants are compared by content rather than identity
-
-
-def frozen(value: Any) -> Hashable:
-    """Return a key that equal attributes and constants share. Large arrays, and lists of many
-    elements such as tree nodes, which are rarely equal, count by identity."""
-    if isinstance(value, np.ndarray):
-        small = value.nbytes <= _SMALL and value.dtype != object
-        return (value.dtype, value.shape, value.tobytes()) if small else id(value)
-    if isinstance(value, list | tuple):
-        if len(value) > _MOST_ELEMENTS:
-            return id(value)
-        kinds = {*map(type, value)}
-        if kinds == {float}:
-            return len(value), np.array(value).tobytes()  # for 10 floats, a fifth of what follows
-        if kinds <= {int, str}:
-            return tuple(value)
-        return tuple([frozen(x) for x in value])
-    # As attributes, -0.0 differs from 0.0 and 1 from 1.0, though they compare equal.
-    return (type(value), repr(value)) if isinstance(value, float) else value
+from penstock.ir.op import SMALL, frozen
 
 
 def node_key(node: Node) -> Hashable | None:
@@ -62,5 +37,5 @@ def _value_key(value: Value | None) -> Hashable:
     known = (type_.dtype, type_.shape) if isinstance(type_, TensorType) else type_
     if not value.is_constant:
         return known
-    small = isinstance(type_, TensorType) and type_.static and type_.nbytes <= _SMALL
+    small = isinstance(type_, TensorType) and type_.static and type_.nbytes <= SMALL
     return known, frozen(value.const) if small else id(value)

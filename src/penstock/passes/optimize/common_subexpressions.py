@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ops.internal.node_key import frozen
+from penstock.ir.op import frozen
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import Substitution
 
