@@ -31,6 +31,7 @@ from tools.fuzz_answers import (
     outcome,
 )
 from tools.fuzz_cases import (
+    VOCABULARY,
     Case,
     drawn,
     graph_def_case,
@@ -91,6 +92,13 @@ def test_worker_tries_tokenizers_and_vocabularies(tmp_path, monkeypatch):
         ((category, text),) = tried(path)
         assert category == "foreign"
         assert text.startswith("tokenizer: ZeroDivisionError")
+
+
+def test_changed_vocabularies_stay_mappings():
+    drawn_cases = [tokenizer_case(random.Random(seed), False) for seed in range(600)]
+    vocabularies = [case.content[""] for case in drawn_cases if case.name == VOCABULARY]
+    assert len(vocabularies) > 100
+    assert all(isinstance(json.loads(data), dict) for data in vocabularies)
 
 
 def test_disagreements_are_other_answers_and_other_verdicts(tmp_path):
