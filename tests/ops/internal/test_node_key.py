@@ -30,6 +30,11 @@ def softmax(axis: int = -1, inputs: int = 64) -> Node:
     return Node(find("Softmax"), [value(None, inputs)], [value(None, inputs)], {"axis": axis})
 
 
+def reshape(rows: int) -> Node:
+    shape = Value("shape", TensorType(np.dtype(np.int64), (2,), (rows, None)))
+    return Node(find("Reshape"), [value(None, 64), shape], [value(None, None)])
+
+
 def chain(op: str = "Relu", swapped: bool = False) -> Node:
     x, y, between = value(None, 8), value(None, 8, name="y"), value(None, 8, name="between")
     first = Node(find("Sub"), [y, x] if swapped else [x, y], [between])
@@ -57,10 +62,11 @@ def test_copies_of_a_node_share_a_key() -> None:
         (lambda: product(Value("w", const=LARGE)), lambda: product(Value("w", const=LARGE))),
         (lambda: softmax(-1), lambda: softmax(0)),
         (lambda: softmax(inputs=64), lambda: softmax(inputs=32)),
+        (lambda: reshape(4), lambda: reshape(8)),
         (chain, lambda: chain(swapped=True)),
         (chain, lambda: chain("Sigmoid")),
     ],
-    ids=["weights", "attribute", "type", "operands", "operation"],
+    ids=["weights", "attribute", "type", "known contents", "operands", "operation"],
 )
 def test_other_nodes_have_other_keys(one: Callable[[], Node], other: Callable[[], Node]) -> None:
     first, second = one(), other()  # both alive, since large constants count by identity

@@ -71,8 +71,8 @@ static PyObject *collector_untrack(PyObject *module, PyObject *const *arguments,
         int left = is_module || untracks == Py_Ellipsis;
         if (untracks == Py_True && !left)
             PyObject_GC_UnTrack(object);
-        traverseproc walks = (traverseproc)PyType_GetSlot((PyTypeObject *)type, Py_tp_traverse);
-        failed = !untracks ? -1 : left ? 0 : walks(object, visit, &state);
+        traverseproc traverse = (traverseproc)PyType_GetSlot((PyTypeObject *)type, Py_tp_traverse);
+        failed = !untracks ? -1 : left ? 0 : traverse(object, visit, &state);
         Py_XDECREF(untracks);
     }
     PyMem_Free(state.young);

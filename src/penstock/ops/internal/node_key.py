@@ -34,8 +34,7 @@ def _value_key(value: Value | None) -> Hashable:
     if value is None:
         return None
     type_ = value.type
-    known = (type_.dtype, type_.shape) if isinstance(type_, TensorType) else type_
     if not value.is_constant:
-        return known
+        return type_  # with its contents, as far as they are known
     small = isinstance(type_, TensorType) and type_.static and type_.nbytes <= SMALL
-    return known, frozen(value.const) if small else id(value)
+    return frozen(value.const) if small else id(value)
