@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+import penstock as ps
+
 
 class Recorded:
     """The cases of some files. A case ``name`` has the arrays ``name/graph``, ``name/in/...`` and
@@ -29,6 +31,25 @@ class Recorded:
         prefix = f"{name}/{role}/"
         keys = [key for key in self._files if key.startswith(prefix)]
         return {key.removeprefix(prefix): self._array(key) for key in keys}
+
+    def saved(self, name: str, folder: Path) -> Path:
+        """The files of a SavedModel, written to a folder."""
+        for file, content in self.part(name, "file").items():
+            path = folder / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.tobytes())
+        return folder
+
+    def check(self, name: str, session: ps.Session) -> None:
+        """Compare the answers of a session with those recorded."""
+        out, wanted = session.run(self.part(name, "in")), self.part(name, "out")
+        assert out.keys() == wanted.keys()
+        for key, want in wanted.items():
+            assert (out[key].dtype, out[key].shape) == (want.dtype, want.shape)
+            if want.dtype.kind == "f":
+                np.testing.assert_allclose(out[key], want, rtol=1e-5)
+            else:
+                np.testing.assert_array_equal(out[key], want)
 
     def _array(self, key: str) -> np.ndarray:
         array: np.ndarray = self._files[key][key]

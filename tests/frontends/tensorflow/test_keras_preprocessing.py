@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import penstock as ps
@@ -15,43 +14,22 @@ from tests.support.recorded import Recorded
 MODELS = Recorded([Path(__file__).parents[2] / "models" / "tf_saved" / "keras.npz.xz"])
 
 
-def saved(name: str, folder: Path) -> Path:
-    """The files of a SavedModel, written to a folder."""
-    for file, content in MODELS.part(name, "file").items():
-        path = folder / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.tobytes())
-    return folder
-
-
-def check(session: ps.Session, name: str) -> None:
-    out = session.run(MODELS.part(name, "in"))
-    wanted = MODELS.part(name, "out")
-    assert out.keys() == wanted.keys()
-    for key, want in wanted.items():
-        assert (out[key].dtype, out[key].shape) == (want.dtype, want.shape)
-        if want.dtype.kind == "f":
-            np.testing.assert_allclose(out[key], want, rtol=1e-5)
-        else:
-            np.testing.assert_array_equal(out[key], want)
-
-
 @pytest.mark.parametrize("name", MODELS.names)
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams", "frames"])
 def test_layer_matches_tensorflow(name: str, executor: str, tmp_path: Path) -> None:
-    check(ps.compile(saved(name, tmp_path), executor=executor), name)
+    MODELS.check(name, ps.compile(MODELS.saved(name, tmp_path), executor=executor))
 
 
 @pytest.mark.parametrize("name", ["StringLookup_int", "TextVectorization_tf_idf", "Vocabulary"])
 def test_layer_that_is_saved_as_an_artifact_matches_tensorflow(name: str, tmp_path: Path) -> None:
-    session = ps.compile(saved(name, tmp_path / "model"))
+    session = ps.compile(MODELS.saved(name, tmp_path / "model"))
     session.save(tmp_path / "saved.penstock")
-    check(ps.open(tmp_path / "saved.penstock"), name)
+    MODELS.check(name, ps.open(tmp_path / "saved.penstock"))
 
 
 def test_lookup_reads_no_table_during_runs(tmp_path: Path) -> None:
     """Its keys and values are constants."""
-    model = ps.load(saved("StringLookup_int", tmp_path))
+    model = ps.load(MODELS.saved("StringLookup_int", tmp_path))
     ops = {node.op.name for node in model.graph.walk()}
     assert "HashtableFind" in ops
     assert not ops & {"LookupTableFindV2", "LookupTableImportV2", "HashTableV2"}
@@ -61,7 +39,7 @@ def test_lookup_reads_no_table_during_runs(tmp_path: Path) -> None:
 
 
 def damaged(name: str, folder: Path) -> tuple[Path, SavedModel]:
-    saved(name, folder)
+    MODELS.saved(name, folder)
     return folder / "saved_model.pb", SavedModel.FromString(
         (folder / "saved_model.pb").read_bytes()
     )
@@ -106,7 +84,7 @@ def test_asset_that_is_missing_or_outside_is_refused(name: str, place: str, tmp_
     ],
 )
 def test_asset_whose_lines_do_not_fit_is_refused(content: str, match: str, tmp_path: Path) -> None:
-    saved("Vocabulary", tmp_path)
+    MODELS.saved("Vocabulary", tmp_path)
     (tmp_path / "assets" / "words.tsv").write_text(content)
     with pytest.raises(ps.InvalidModel, match=match):
         ps.compile(tmp_path)

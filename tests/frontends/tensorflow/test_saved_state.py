@@ -14,30 +14,14 @@ from tests.support.recorded import Recorded
 MODELS = Recorded([Path(__file__).parents[2] / "models" / "tf_saved" / "state.npz.xz"])
 
 
-def saved(name: str, folder: Path) -> Path:
-    for file, content in MODELS.part(name, "file").items():
-        path = folder / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.tobytes())
-    return folder
-
-
 @pytest.mark.parametrize("name", MODELS.names)
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams", "frames"])
 def test_state_matches_tensorflow(name: str, executor: str, tmp_path: Path) -> None:
-    session = ps.compile(saved(name, tmp_path), executor=executor)
-    out, wanted = session.run(MODELS.part(name, "in")), MODELS.part(name, "out")
-    assert out.keys() == wanted.keys()
-    for key, want in wanted.items():
-        assert (out[key].dtype, out[key].shape) == (want.dtype, want.shape)
-        if want.dtype.kind == "f":
-            np.testing.assert_allclose(out[key], want, rtol=1e-5)
-        else:
-            np.testing.assert_array_equal(out[key], want)
+    MODELS.check(name, ps.compile(MODELS.saved(name, tmp_path), executor=executor))
 
 
 def test_updates_in_places_stay_for_the_next_run(tmp_path: Path) -> None:
-    session = ps.compile(saved("Scattered", tmp_path))
+    session = ps.compile(MODELS.saved("Scattered", tmp_path))
     feeds = MODELS.part("Scattered", "in")
     first, second = session.run(feeds), session.run(feeds)
     assert second["text"].tolist() == ["p!!", "q!!"]
@@ -46,7 +30,7 @@ def test_updates_in_places_stay_for_the_next_run(tmp_path: Path) -> None:
 
 
 def test_strings_of_a_checkpoint_are_kept_in_an_artifact(tmp_path: Path) -> None:
-    session = ps.compile(saved("Index", tmp_path / "model"))
+    session = ps.compile(MODELS.saved("Index", tmp_path / "model"))
     session.save(tmp_path / "saved.penstock")
     out = ps.open(tmp_path / "saved.penstock").run(MODELS.part("Index", "in"))
     np.testing.assert_array_equal(out["names"], MODELS.part("Index", "out")["names"])
@@ -54,7 +38,7 @@ def test_strings_of_a_checkpoint_are_kept_in_an_artifact(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("part", ["length", "byte"])
 def test_damaged_strings_of_a_checkpoint_are_refused(part: str, tmp_path: Path) -> None:
-    saved("Index", tmp_path)
+    MODELS.saved("Index", tmp_path)
     file = tmp_path / "variables" / "variables.data-00000-of-00001"
     data = file.read_bytes()
     text = data.index(b"long long")
