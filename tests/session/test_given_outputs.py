@@ -38,7 +38,8 @@ def test_outputs_are_in_the_given_arrays(executor, backends):
 
 @pytest.mark.parametrize("backends", [["numpy"], None])
 def test_warm_run_with_given_outputs_allocates_none(backends, most_bytes):
-    """NumPy reports every array that it allocates to tracemalloc."""
+    """NumPy reports every array that it allocates to tracemalloc; what other tests have left may be
+    freed while a run is measured."""
     x = np.linspace(-1, 1, 1 << 18, dtype=np.float32)
     text = "g (float[N] x) => (float[N] y) { a = Exp(x) y = Neg(a) }"
     session = compile_text(text, backends=backends, executor="linear", threads=1)
@@ -46,7 +47,7 @@ def test_warm_run_with_given_outputs_allocates_none(backends, most_bytes):
     for _ in range(3):
         session.run({"x": x}, out=out)
     assert most_bytes(lambda: session.run({"x": x}, out=out)) < 100_000
-    assert most_bytes(lambda: session.run({"x": x})) >= x.nbytes
+    assert most_bytes(lambda: session.run({"x": x})) > x.nbytes - 100_000
 
 
 def test_arrays_that_kernels_cannot_write_get_copies():
