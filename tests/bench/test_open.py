@@ -15,11 +15,12 @@ from bench.open_stages import STAGES
 
 NETWORKS = "tests/models/tflite/net"
 # Calls of Python's functions, of the first plan and of one for further shapes, with 2 to 3 % to
-# spare: versions of Python and NumPy differ by a few.
+# spare: versions of Python and NumPy differ by a few, and processors by what they compare: those
+# without VNNI take 67 more for codes.
 MOST_CALLS = {
     "torch-modules/LayerNorm_dynamo": (1_240, 710),
     "scikit-learn/MLPRegressor_double": (3_150, 2_240),
-    "derived/torch-modules-mlp_script__qdq_s8s8": (6_300, 4_090),
+    "derived/torch-modules-mlp_script__qdq_s8s8": (6_330, 4_190),
     f"{NETWORKS}/mini_lstm_fused.tflite": (5_250, 0),
     f"{NETWORKS}/mini_mobilenet_v2_int8.tflite": (13_850, 0),
     f"{NETWORKS}/mini_resnet.tflite": (7_820, 0),

@@ -52,9 +52,13 @@ def test_smallest_case_gives_the_answers_of_onnx_runtime(
     case: OperatorCase, tmp_path: Path
 ) -> None:
     path = saved(case, tmp_path)
-    want = flat(FedOnnxRuntime(1).load(path)({}))
     session = ps.compile(path, threads=1)
     got = flat(Fed.beside(path).job(lambda feeds: list(session.run(feeds).values()))({}))
+    try:
+        want = flat(FedOnnxRuntime(1).load(path)({}))
+    except runtime.Fail as error:
+        assert "not yet supported on this hardware platform" in str(error)
+        pytest.skip("ONNX Runtime has it only for processors with AVX-512")
     assert difference(got[: len(want)], want) <= TOLERANCE
 
 

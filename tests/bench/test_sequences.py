@@ -10,6 +10,7 @@ from bench.sequences import cases
 
 import penstock as ps
 from bench import nets
+from tests.support.exact_runtime import exact_session
 
 NETS = {
     "windows": lambda: nets.windows(1, 28, 32, 2),
@@ -45,10 +46,7 @@ def feeds_of(session: onnxruntime.InferenceSession) -> dict[str, np.ndarray]:
 def test_network_is_a_model_that_runs_as_on_onnx_runtime(name):
     model = NETS[name]()
     onnx.checker.check_model(model)
-    options = onnxruntime.SessionOptions()
-    # Without VNNI, it adds up pairs of products of codes as int16 otherwise, which saturate.
-    options.add_session_config_entry("session.x64quantprecision", "1")
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    session = exact_session(model.SerializeToString())
     feeds = feeds_of(session)
     outputs = ps.compile(model).run(feeds).values()
     for y, wanted in zip(outputs, session.run(None, feeds), strict=True):

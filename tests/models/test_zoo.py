@@ -15,6 +15,7 @@ from bench.zoo.sample import FILE, QUOTAS, Sample, samples
 from bench.zoo.store import flat
 
 import penstock as ps
+from tests.support.exact_runtime import exact_session
 
 ZOO = list(samples())
 
@@ -23,9 +24,8 @@ def answers(model: bytes, feeds: dict[str, np.ndarray], exact: bool = False) -> 
     """Of ONNX Runtime; ``exact``: with sums of products of int8 that do not saturate."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    if exact:  # without VNNI, pairs of them are int16 otherwise
-        options.add_session_config_entry("session.x64quantprecision", "1")
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    make = exact_session if exact else onnxruntime.InferenceSession
+    session = make(model, options)
     return session.run(None, feeds)
 
 

@@ -13,6 +13,7 @@ import penstock as ps
 from penstock.host.native import library
 from penstock.quantizing import quantize as quantizing
 from penstock.quantizing.search import Search
+from tests.support.exact_runtime import exact_session
 from tests.support.onnx_text import model_from_text
 from tests.support.quantizable import convolutional, feed_forward, images, rows
 
@@ -21,7 +22,7 @@ def test_written_model_keeps_the_error_on_samples_held_out(tmp_path):
     data = images(12)
     quantized = ps.quantize(convolutional(), [*data], max_error=0.02, threads=1)
     quantized.save(tmp_path / "q.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "q.onnx")
+    session = exact_session(tmp_path / "q.onnx")
     original = ps.compile(convolutional())
     held = data[3::4]
     wanted = np.stack([original(x) for x in held])
@@ -48,7 +49,7 @@ def test_weights_in_16_bits_are_in_the_report_and_the_file():
     assert all(own["why"].startswith("smaller at the same speed") for own in halves)
     assert len(quantized.onnx) < 0.65 * len(feed_forward().SerializeToString())
     x = rows()[0]
-    (theirs,) = onnxruntime.InferenceSession(quantized.onnx).run(None, {"x": x})
+    (theirs,) = exact_session(quantized.onnx).run(None, {"x": x})
     np.testing.assert_allclose(theirs, ps.compile(quantized.model)(x), atol=0.01)
 
 
@@ -259,9 +260,10 @@ def test_shared_weights_are_in_the_file_once(make, goal):
     assert abs(share - quantized.report["size"]) < 0.05
     assert quantized.report["size"] <= goal.get("size", 1.0)
     options = onnxruntime.SessionOptions()
-    # Else it makes codes of the input of a product with stored weights.
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-    session = onnxruntime.InferenceSession(quantized.onnx, options)
+    # Else it makes codes of the input of a product with stored weights, and does not load codes that
+    # two products share.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = exact_session(quantized.onnx, options)
     theirs = session.run(None, {"x": data[0]})[0]
     np.testing.assert_allclose(
         theirs, ps.compile(quantized.model).run({"x": data[0]})["y"], atol=1e-4
@@ -315,7 +317,7 @@ def test_independent_rows_have_no_layers_over_the_range_of_a_run(monkeypatch):
     )
     data = [*rows(8)]
     quantized = ps.quantize(feed_forward(), data, max_error=1e-3, threads=1, independent_rows=True)
-    (search,) = searches
+    search = searches[0]  # which leaves out bfloat16, too, where the processor does not multiply it
     assert not any("dynamic" in own.types for own in search.layers)
     assert not any("dynamic" in p.choice.values() for p in search.record.points)
     x = np.concatenate([data[0], 50 * data[1]])

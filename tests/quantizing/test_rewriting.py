@@ -14,6 +14,7 @@ from penstock.frontends.onnx.writer import onnx_bytes
 from penstock.quantizing.layers import codes_of, layers_of
 from penstock.quantizing.rewriting import ValueRange, rewritten
 from penstock.quantizing.source import constant_bytes, float_model
+from tests.support.exact_runtime import exact_session
 from tests.support.quantizable import convolutional, feed_forward, images, rows, with_weights
 
 MODELS = {"convolutional": (convolutional, images), "feed_forward": (feed_forward, rows)}
@@ -49,7 +50,7 @@ def with_types(make, choice, x):
 def test_types_are_near_the_float_model_and_onnxruntime(name, type_, most):
     model, wanted, x = written(name, type_)
     ours = ps.compile(model)(x)
-    session = onnxruntime.InferenceSession(onnx_bytes(model))
+    session = exact_session(onnx_bytes(model))
     (theirs,) = session.run(None, {"x": x})
     spread = np.ptp(wanted)
     assert 0 < np.abs(ours - wanted).max() < most * spread
@@ -69,7 +70,7 @@ def test_mixed_types_equal_those_of_onnxruntime(seed):
     }
     x = images()[0]
     model = with_types(convolutional, types, x)
-    (theirs,) = onnxruntime.InferenceSession(onnx_bytes(model)).run(None, {"x": x})
+    (theirs,) = exact_session(onnx_bytes(model)).run(None, {"x": x})
     np.testing.assert_allclose(ps.compile(model)(x), theirs, atol=0.005 * np.ptp(theirs))
 
 
@@ -113,7 +114,7 @@ def test_layers_of_one_input_share_its_rounding_to_bfloat16():
     assert Counter(n.op.name for n in form.graph.nodes) == {"Cast": 4, "MatMul": 2, "Mul": 1}
     data = onnx_bytes(replace(model, graphs={model.entry: form.graph}))
     assert len(data) < 0.51 * (v.nbytes + w.nbytes) + 1000
-    (theirs,) = onnxruntime.InferenceSession(data).run(None, {"x": x})
+    (theirs,) = exact_session(data).run(None, {"x": x})
     a, b, c = (own.astype(ml_dtypes.bfloat16).astype(np.float64) for own in (x, v, w))
     wanted = (a @ b) * (a @ c)
     most = np.abs(wanted).max()
@@ -160,7 +161,7 @@ def test_embedding_is_stored_in_fewer_bits(type_, size, most):
     model = replace(model, graphs={model.entry: form.graph})
     data, i = onnx_bytes(model), np.array([3, 29])
     assert len(data) < size * table.nbytes + 1000
-    (theirs,) = onnxruntime.InferenceSession(data).run(None, {"i": i})
+    (theirs,) = exact_session(data).run(None, {"i": i})
     np.testing.assert_allclose(ps.compile(model)(i), theirs, atol=1e-6)
     np.testing.assert_allclose(theirs, table[i], atol=most * np.abs(table).max())
 
@@ -181,8 +182,7 @@ def test_recurrent_weights_are_stored_and_folded_when_the_model_is_compiled(type
     data, x = onnx_bytes(model), rng.standard_normal((5, 2, 24)).astype(np.float32)
     assert len(data) < size * (w.nbytes + r.nbytes) + 2000
     (wanted,), (theirs,) = [
-        onnxruntime.InferenceSession(own).run(None, {"x": x})
-        for own in (proto.SerializeToString(), data)
+        exact_session(own).run(None, {"x": x}) for own in (proto.SerializeToString(), data)
     ]
     session = ps.compile(data)
     np.testing.assert_allclose(session(x), theirs, atol=1e-5)
@@ -195,7 +195,7 @@ def test_onnxruntime_widens_stored_weights_when_it_loads(tmp_path):
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    onnxruntime.InferenceSession(onnx_bytes(model), options)
+    exact_session(onnx_bytes(model), options)
     names = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
     assert names["Cast"] == 0 and names["Conv"] + names["FusedConv"] == 4
 

@@ -1,7 +1,6 @@
 """Codes that are learned: no worse than the nearest ones, and of the inputs that layers really have."""
 
 import numpy as np
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from penstock.quantizing.rounding import gram_matrices, input_rows, learned_code
 from penstock.quantizing.samples import samples_of
 from penstock.quantizing.source import float_model
 from penstock.quantizing.weights import learned
+from tests.support.exact_runtime import exact_session
 from tests.support.quantizable import convolutional, feed_forward, images, rows, with_weights
 
 ENDS = np.array(-7), np.array(7)
@@ -117,7 +117,7 @@ def test_rows_of_a_convolution_give_its_results(name):
         w=w,
     )
     x = rng.standard_normal((2, 4, 9, 8)).astype(np.float32)
-    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    session = exact_session(proto.SerializeToString())
     (wanted,) = session.run(None, {"x": x})
     (layer,) = layers_of(float_model(ps.load(proto)).graph)
     by_group = input_rows(layer, x, 10**6)
@@ -177,7 +177,7 @@ def test_models_of_learned_codes_have_less_error_in_onnxruntime(make, data, type
     unseen, errors = data(32)[24:], []
     wanted = np.stack([session(x) for x in unseen])
     for file in files:
-        theirs = onnxruntime.InferenceSession(file)
+        theirs = exact_session(file)
         outputs = np.stack([theirs.run(None, {"x": x})[0] for x in unseen])
         errors.append(np.sqrt(np.square(outputs - wanted).mean()))
         ours = ps.compile(file)(unseen[0])

@@ -6,7 +6,6 @@ from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
-import onnxruntime
 import pytest
 
 import penstock as ps
@@ -20,6 +19,7 @@ from penstock.quantizing.record import FLOAT, Record
 from penstock.quantizing.samples import held_out_apart, samples_of
 from penstock.quantizing.search import Goal, Search
 from penstock.quantizing.source import float_model
+from tests.support.exact_runtime import exact_session
 from tests.support.quantizable import convolutional, images, with_weights
 
 SPEED = {"float32": 1.0, "static": 0.3, "dynamic": 0.5, "blocks8": 0.8, "weights8": 1.0}
@@ -152,7 +152,7 @@ def test_weights_are_stored_in_16_bits_where_8_have_too_large_an_error(search, m
         sizes[bound], types[bound] = point.size, {*point.choice.values()}
         # What is said is what is measured, on ONNX Runtime, too.
         data = onnx_bytes(search.with_graph(search.form(point.choice)))
-        theirs = onnxruntime.InferenceSession(data)
+        theirs = exact_session(data)
         x = search.sample["x"]
         spread = search.reference.spreads["y"]
         error = theirs.run(None, {"x": x})[0] - reference(x)
@@ -181,7 +181,7 @@ def test_bfloat16_is_chosen_where_it_is_fastest(search, fast_bfloat16):
     assert 0 < point.limit <= 0.02 and point.size < 0.28
     form = search.form(point.choice)
     model, x = search.with_graph(form), search.sample["x"]
-    (theirs,) = onnxruntime.InferenceSession(onnx_bytes(model)).run(None, {"x": x})
+    (theirs,) = exact_session(onnx_bytes(model)).run(None, {"x": x})
     wanted = search.original(x)
     np.testing.assert_allclose(ps.compile(model)(x), theirs, atol=1e-5 * np.ptp(wanted))
     assert 0 < np.abs(theirs - wanted).max() < 0.02 * np.ptp(wanted)
