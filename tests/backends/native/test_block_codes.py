@@ -106,3 +106,14 @@ def test_rows_of_zeros_and_of_tiny_numbers_are_zeros() -> None:
     model, x = model_of(8, 32, 64, 32, 4), np.zeros((2, 64), np.float32)
     x[1] = 1e-44
     assert np.abs(ps.compile(model)(x)).max() < 1e-40
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 40])
+@pytest.mark.parametrize("bits, block", [(4, 32), (4, 256), (8, 32)])
+def test_sums_of_the_largest_codes_are_exact(bits: int, block: int, rows: int) -> None:
+    model, x = model_of(bits, block, 512, 40, 4), np.full((rows, 512), -3, np.float32)
+    (codes,) = (w for w in model.graph.initializer if w.name == "w")
+    shape = numpy_helper.to_array(codes).shape
+    codes.CopyFrom(numpy_helper.from_array(np.full(shape, 255, np.uint8), "w"))
+    exact = ps.compile(model, precision="strict")(x)
+    np.testing.assert_allclose(ps.compile(model)(x), exact, rtol=1e-5)

@@ -26,7 +26,7 @@ static PyObject *integer_products(PyObject *module, PyObject *none)
         return Py_BuildValue("is", 1000, "AMX");
 #endif
 #if defined(__AVX2__)
-    return product_for(TILE) == vnni ? Py_BuildValue("is", 250, "VNNI") : Py_BuildValue("is", 80, "");
+    return product_for(TILE) == vnni ? Py_BuildValue("is", 250, "VNNI") : Py_BuildValue("is", 130, "");
 #elif defined(DOTS)
     if (product_for(TILE) != plain)
         return product_for(TILE) == vnni ? Py_BuildValue("is", 200, "i8mm") : Py_BuildValue("is", 80, "dotprod");

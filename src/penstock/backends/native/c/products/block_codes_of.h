@@ -15,40 +15,48 @@ ATTRIBUTE INLINED void OF(rows)(const struct block_codes *a, int64_t row, int64_
     const float *scales = a->scales + p * blocks * PANEL + first * LANES_OF_SUMS;
     const float *shifts = a->shifts ? a->shifts + p * blocks * PANEL + first * LANES_OF_SUMS : NULL;
     reals totals[MANY * VECTORS_AT_ONCE] = {0};
-    const int zero = bits == 4 ? 8 : 128;
+    const int zero = bits == 4 ? 8 : 128, in_halves = bits == 4 && HAS_HALVES;
     for (int64_t b = 0, k = 0; b < blocks; b++) {
         const int64_t end = block ? k + block : smaller(a->k, k + a->block);
         words sums[MANY * VECTORS_AT_ONCE];
         UNROLLED(i, rows * VECTORS_AT_ONCE)
             sums[i] = (words){0} - zero * of_sums[i / VECTORS_AT_ONCE * blocks + b];
+        while (k < end) {
+            const int64_t stop = block ? end : smaller(end, k + USUAL);
+            words some[MANY * VECTORS_AT_ONCE]; /* of at most USUAL codes */
+            UNROLLED(i, rows * VECTORS_AT_ONCE)
+                some[i] = in_halves ? (words){0} : sums[i];
 #pragma GCC unroll 4
-        for (; k < end; k += EIGHT_CODES) {
-            const uint8_t *at = panel + k * PANEL * bits / 8;
-            words low[VECTORS_AT_ONCE], high[VECTORS_AT_ONCE];
-            UNROLLED(j, VECTORS_AT_ONCE) {
-                memcpy(&low[j], at + j * BYTES, BYTES);
-                if (bits == 4) {
-                    high[j] = low[j] >> 4 & 0x0f0f0f0f;
-                    low[j] &= 0x0f0f0f0f;
-                } else {
-                    memcpy(&high[j], at + PANEL * QUAD + j * BYTES, BYTES);
-                    low[j] ^= (int32_t)0x80808080, high[j] ^= (int32_t)0x80808080;
+            for (; k < stop; k += EIGHT_CODES) {
+                words read[VECTORS_AT_ONCE];
+                UNROLLED(j, VECTORS_AT_ONCE)
+                    memcpy(&read[j], panel + j * BYTES, BYTES);
+                UNROLLED(l, bits / 2)
+                    __builtin_prefetch(ahead + l * LINE);
+                ahead += stride;
+                /* One half of them after the other, so that registers hold all sums. */
+                UNROLLED(half, 2) {
+                    words columns[VECTORS_AT_ONCE];
+                    UNROLLED(j, VECTORS_AT_ONCE) {
+                        if (bits == 8 && half)
+                            memcpy(&read[j], panel + PANEL * QUAD + j * BYTES, BYTES);
+                        columns[j] = bits == 8 ? read[j] ^ (int32_t)0x80808080 : read[j] >> 4 * half & 0x0f0f0f0f;
+                    }
+                    UNROLLED(r, rows) {
+                        int32_t four;
+                        memcpy(&four, codes + r * a->k + k + half * QUAD, QUAD);
+                        const words number = (words){0} + four;
+                        UNROLLED(j, VECTORS_AT_ONCE) {
+                            words *const sum = &some[r * VECTORS_AT_ONCE + j];
+                            *sum = in_halves ? HALVES_DOT(*sum, columns[j], number) : OF(dot)(*sum, columns[j], number);
+                            IN_ORDER(*sum);
+                        }
+                    }
                 }
+                panel += PANEL * bits;
             }
-            UNROLLED(l, bits / 2)
-                __builtin_prefetch(ahead + l * LINE);
-            ahead += stride;
-            UNROLLED(r, rows) {
-                int32_t even, odd;
-                memcpy(&even, codes + r * a->k + k, QUAD);
-                memcpy(&odd, codes + r * a->k + k + QUAD, QUAD);
-                const words evens = (words){0} + even, odds = (words){0} + odd;
-                UNROLLED(j, VECTORS_AT_ONCE) {
-                    words *const sum = &sums[r * VECTORS_AT_ONCE + j];
-                    *sum = OF(dot)(*sum, low[j], evens);
-                    *sum = OF(dot)(*sum, high[j], odds);
-                }
-            }
+            UNROLLED(i, rows * VECTORS_AT_ONCE)
+                sums[i] = in_halves ? HALVES_ADDED(sums[i], some[i]) : some[i];
         }
         UNROLLED(j, VECTORS_AT_ONCE) {
             reals scale, shift = {0};

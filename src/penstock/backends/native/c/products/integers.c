@@ -72,7 +72,84 @@ PRODUCT(vnni, VNNI, 2, 2)
 #if defined(DOTS)
 PRODUCT(dots, DOTS, 2, 2)
 #endif
+#if !defined(__SSE4_1__)
 PRODUCT(plain, , 2, 2)
+#else
+/* Without such instructions, x86-64 multiplies int16 and adds up pairs. The quads of some rows are widened once for all
+   panels, DEPTH of them: the even elements of a quad, and the odd ones. */
+enum { ROWS_AT_ONCE = 4, DEPTH = 128, PAIRS = 2, AT_ONCE = 2, ALONE = PANEL / LANES_OF_SUMS };
+
+/* Add the products of `count` widened quads, from quad `begin` of w on, to one row by a panel or to some rows by AT_ONCE
+   vectors of it. */
+INLINED void wide_block(const multiplication *m, int64_t row, int64_t column, const int32_t (*x)[DEPTH][PAIRS],
+                        int64_t begin, int64_t count, const int rows, const int each)
+{
+    words sums[ROWS_AT_ONCE * ALONE];
+    const int64_t room = CEIL_DIV(m->columns, TILE) * TILE;
+    const int32_t *start = begin ? m->c + row * m->c_step : m->start + row * m->start_step;
+    const int64_t start_step = begin ? m->c_step : m->start_step;
+    const int8_t *w = m->w + column / PANEL * m->w_step + begin * PANEL_BYTES + column % PANEL * QUAD;
+    UNROLLED(i, rows * each) {
+        const int64_t at = column + i % each * LANES_OF_SUMS;
+        sums[i] = (words){0};
+        if (at < room)
+            memcpy(sums + i, start + i / each * start_step + at, BYTES);
+    }
+    for (int64_t q = 0; q < count; q++, w += PANEL_BYTES) {
+        words even[ALONE], odd[ALONE];
+        UNROLLED(j, each) {
+            memcpy(odd + j, w + j * BYTES, BYTES);
+            even[j] = (words)V(srai_epi16)(V(slli_epi16)((bytes)odd[j], 8), 8);
+            odd[j] = (words)V(srai_epi16)((bytes)odd[j], 8);
+        }
+        UNROLLED(i, rows) {
+            const words of_even = (words){0} + x[i][q][0], of_odd = (words){0} + x[i][q][1];
+            UNROLLED(j, each)
+                sums[i * each + j] += (words)V(madd_epi16)((bytes)of_even, (bytes)even[j]) +
+                                      (words)V(madd_epi16)((bytes)of_odd, (bytes)odd[j]);
+        }
+    }
+    UNROLLED(i, rows * each) {
+        const int64_t at = column + i % each * LANES_OF_SUMS;
+        if (at < room)
+            memcpy(m->c + (row + i / each) * m->c_step + at, sums + i, BYTES);
+    }
+}
+
+/* Widen `count` quads of a row, the first of them number `begin` of all its parts. */
+INLINED void widened(const multiplication *m, int64_t row, int32_t (*to)[PAIRS], int64_t begin, int64_t count)
+{
+    for (int64_t part = begin / m->quads, first = begin % m->quads; count > 0; part++, first = 0) {
+        const int64_t some = smaller(count, m->quads - first);
+        const uint8_t *x = m->x + row * m->x_step + m->places[part] + first * QUAD;
+        for (int64_t q = 0; q < some; q++) {
+            uint32_t four;
+            memcpy(&four, x + q * QUAD, QUAD);
+            to[q][0] = four & 0x00ff00ff, to[q][1] = four >> 8 & 0x00ff00ff;
+        }
+        to += some, count -= some;
+    }
+}
+
+void plain(const multiplication *m)
+{
+    int32_t x[ROWS_AT_ONCE][DEPTH][PAIRS];
+    const int64_t quads = m->parts * m->quads;
+    for (int64_t row = 0, rows; row < m->rows; row += rows) {
+        rows = smaller(m->rows - row, ROWS_AT_ONCE);
+        for (int64_t begin = 0; begin < quads; begin += DEPTH) {
+            const int64_t count = smaller(DEPTH, quads - begin);
+            for (int64_t i = 0; i < rows; i++)
+                widened(m, row + i, x[i], begin, count);
+#define ROWS_OF(number, each)                                                                     \
+    for (int64_t j = 0; rows == number && j < m->columns; j += each * LANES_OF_SUMS)              \
+        wide_block(m, row, j, x, begin, count, number, each);
+            ROWS_OF(1, ALONE) ROWS_OF(2, AT_ONCE) ROWS_OF(3, AT_ONCE) ROWS_OF(4, AT_ONCE)
+        }
+    }
+}
+#undef ROWS_OF
+#endif
 
 /* AMX tiles of 16 rows: four of sums, two of x and two of weights. */
 #ifdef HAVE_TILES
