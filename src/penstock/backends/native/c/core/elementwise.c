@@ -543,6 +543,13 @@ INLINED void ints_of_bytes(int32_t *to, const void *from, int is_signed, const i
     }
     if (n == PIECE)
         return;
+#elif defined(__AVX2__)
+    for (int64_t i = 0; n == PIECE && i < n; i += 8) {
+        const __m128i codes = _mm_loadl_epi64((const void *)(u + i));
+        _mm256_storeu_si256((void *)(to + i), is_signed ? _mm256_cvtepi8_epi32(codes) : _mm256_cvtepu8_epi32(codes));
+    }
+    if (n == PIECE)
+        return;
 #endif
     LOOP(to[i] = is_signed ? s[i] : u[i];);
 }
@@ -563,6 +570,21 @@ INLINED void codes_of_ints(void *to, const int32_t *from, int32_t low, int32_t h
         _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, codes));
         return;
     }
+#elif defined(__AVX2__)
+    const __m256i order = _mm256_set_epi32(7, 3, 6, 2, 5, 1, 4, 0);
+    const __m256i least = _mm256_set1_epi8((char)low), most = _mm256_set1_epi8((char)high);
+    for (int64_t i = 0; n == PIECE && i < n; i += 32) {
+        __m256i halves[2];
+        UNROLLED(j, 2)
+            halves[j] = _mm256_packs_epi32(_mm256_loadu_si256((const void *)(from + i + 16 * j)),
+                                           _mm256_loadu_si256((const void *)(from + i + 16 * j + 8)));
+        __m256i codes = is_signed ? _mm256_packs_epi16(halves[0], halves[1]) : _mm256_packus_epi16(halves[0], halves[1]);
+        codes = is_signed ? _mm256_max_epi8(_mm256_min_epi8(codes, most), least)
+                          : _mm256_max_epu8(_mm256_min_epu8(codes, most), least);
+        _mm256_storeu_si256((void *)((uint8_t *)to + i), _mm256_permutevar8x32_epi32(codes, order));
+    }
+    if (n == PIECE)
+        return;
 #endif
     uint8_t *const d = to;
     LOOP(d[i] = (uint8_t)WITHIN(from[i], low, high););
@@ -578,6 +600,13 @@ INLINED int is_any_near(const int32_t *parts, const int64_t n)
         near |= _mm512_testn_epi32_mask(_mm512_loadu_si512(parts + i), upper);
     if (n == PIECE)
         return near;
+#elif defined(__AVX2__)
+    const __m256i beyond = _mm256_set1_epi32((1 << PARTS) - 1);
+    __m256i all = beyond;
+    for (int64_t i = 0; n == PIECE && i < n; i += 8)
+        all = _mm256_min_epu32(all, _mm256_and_si256(_mm256_loadu_si256((const void *)(parts + i)), beyond));
+    if (n == PIECE)
+        return _mm256_movemask_epi8(_mm256_cmpgt_epi32(_mm256_set1_epi32(2 * SLACK), all));
 #endif
     uint32_t least = 2 * SLACK;
     LOOP({
@@ -595,6 +624,15 @@ INLINED void upper_halves(int32_t *x, int32_t by, const int64_t n)
         _mm512_storeu_si512(x + i, _mm512_mask_blend_epi32(
             0xAAAA, _mm512_srli_epi64(_mm512_mul_epi32(even, odd), 32),
             _mm512_mul_epi32(_mm512_srli_epi64(even, 32), odd)));
+    }
+    if (n == PIECE)
+        return;
+#elif defined(__AVX2__)
+    for (int64_t i = 0; n == PIECE && i < n; i += 8) {
+        const __m256i odd = _mm256_set1_epi32(by), even = _mm256_loadu_si256((const void *)(x + i));
+        _mm256_storeu_si256((void *)(x + i), _mm256_blend_epi32(
+            _mm256_srli_epi64(_mm256_mul_epi32(even, odd), 32),
+            _mm256_mul_epi32(_mm256_srli_epi64(even, 32), odd), 0xAA));
     }
     if (n == PIECE)
         return;
@@ -726,12 +764,44 @@ __attribute__((target("avx512vbmi"))) static int64_t look_up_64(const struct tab
 }
 #endif
 
+#if defined(__AVX2__)
+enum { NIBBLES = 16, WORTH_PARTS = 128 };
+/* Each 16 elements by the lower half of a code, which is less by 16 for each further ones; of a negative one, the
+   instruction takes 0. What is taken are differences: for a code below 128, those up to its own 16 elements; for one
+   from 128 on, which is negative until 128 is subtracted, the last eight of these. */
+static int64_t look_up_32(const struct table *a, int64_t at, int64_t end)
+{
+    __m256i parts[NIBBLES], before = _mm256_setzero_si256();
+    UNROLLED(i, NIBBLES) {
+        const __m256i part = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)(a->table + NIBBLES * i)));
+        parts[i] = _mm256_xor_si256(part, before);
+        before = part;
+        if (i >= NIBBLES / 2)
+            parts[i] = _mm256_xor_si256(parts[i], parts[i - NIBBLES / 2]);
+    }
+    const __m256i size = _mm256_set1_epi8(NIBBLES);
+    for (; at + 32 <= end; at += 32) {
+        __m256i x = _mm256_loadu_si256((const void *)(a->x + at)), y = _mm256_shuffle_epi8(parts[0], x);
+        UNROLLED(i, NIBBLES - 1) {
+            x = i < NIBBLES / 2 ? _mm256_sub_epi8(x, size) : _mm256_subs_epi8(x, size);
+            y = _mm256_xor_si256(y, _mm256_shuffle_epi8(parts[i + 1], x));
+        }
+        _mm256_storeu_si256((void *)(a->y + at), y);
+    }
+    return at;
+}
+#endif
+
 ITEMS_OF(table, table)
 {
     int64_t at = begin * a->block, last = end * a->block < a->size ? end * a->block : a->size;
 #ifdef __AVX512BW__
     if (features & AVX512_VBMI)
         at = look_up_64(a, at, last);
+#endif
+#ifdef __AVX2__
+    if (last - at >= WORTH_PARTS)
+        at = look_up_32(a, at, last);
 #endif
     for (; at < last; at++)
         a->y[at] = a->table[a->x[at]];

@@ -97,11 +97,8 @@ INLINED void wide_block(const multiplication *m, int64_t row, int64_t column, co
     }
     for (int64_t q = 0; q < count; q++, w += PANEL_BYTES) {
         words even[ALONE], odd[ALONE];
-        UNROLLED(j, each) {
-            memcpy(odd + j, w + j * BYTES, BYTES);
-            even[j] = (words)V(srai_epi16)(V(slli_epi16)((bytes)odd[j], 8), 8);
-            odd[j] = (words)V(srai_epi16)((bytes)odd[j], 8);
-        }
+        UNROLLED(j, each)
+            widen_words(even + j, odd + j, w + j * BYTES);
         UNROLLED(i, rows) {
             const words of_even = (words){0} + x[i][q][0], of_odd = (words){0} + x[i][q][1];
             UNROLLED(j, each)

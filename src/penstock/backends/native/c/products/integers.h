@@ -126,6 +126,17 @@ enum { AT_HWCAP = 1, AT_HWCAP2 = 0 };
                 (signed_halves)((halves)(x) >> 8) * ((signed_halves)(w) >> 8))
 #endif
 
+#if defined(__SSE4_1__)
+/* Codes of quads as pairs of int16: the even ones of each quad, and the odd ones. */
+INLINED void widen_words(words *even, words *odd, const int8_t *from)
+{
+    words codes;
+    memcpy(&codes, from, BYTES);
+    *even = (words)V(srai_epi16)(V(slli_epi16)((bytes)codes, 8), 8);
+    *odd = (words)V(srai_epi16)((bytes)codes, 8);
+}
+#endif
+
 /* The products of integers.c, by what the processor has; those of `tiles` are AMX's. */
 #pragma GCC visibility push(hidden)
 product plain;

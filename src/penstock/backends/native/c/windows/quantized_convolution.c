@@ -703,6 +703,25 @@ INLINED int64_t kernel_row(const axis *u, int64_t row, int64_t t)
     return u->dilation == 1 ? at : at % u->dilation ? -1 : at / u->dilation;
 }
 
+/* Four taps of adjacent channels, with those of a channel together. */
+INLINED void four_taps(bytes *s, const uint8_t *x, const int64_t *taps)
+{
+    UNROLLED(j, 4)
+        memcpy(s + j, x + taps[j], BYTES);
+    const bytes low = V(unpacklo_epi8)(s[0], s[1]), high = V(unpackhi_epi8)(s[0], s[1]);
+    const bytes low2 = V(unpacklo_epi8)(s[2], s[3]), high2 = V(unpackhi_epi8)(s[2], s[3]);
+    s[0] = V(unpacklo_epi16)(low, low2), s[1] = V(unpackhi_epi16)(low, low2);
+    s[2] = V(unpacklo_epi16)(high, high2), s[3] = V(unpackhi_epi16)(high, high2);
+}
+
+/* The codes of four vectors of sums, whose factors begin at `at`. */
+INLINED void put_depthwise(const struct code_depthwise *a, const words *sums, int64_t at, uint8_t *codes)
+{
+    const scales u = {a->factors + at, a->offsets + at, CHUNK / 4, 4};
+    const bytes packed = codes_of_vectors((const bytes *)sums, u, &u, a->bounds, 4, 0);
+    memcpy(codes, &packed, BYTES);
+}
+
 /* The codes of a CHUNK of channels, whose weights begin at `at`, for `rows` rows, which are CHUNK apart. x: the copy
    of their input. */
 #define DEPTHWISE(name, attribute)                                                                \
@@ -719,14 +738,7 @@ INLINED int64_t kernel_row(const axis *u, int64_t row, int64_t t)
             for (int64_t t = 0; t < tall; t++)                                                    \
                 for (int64_t q = 0; q < seen->quads; q++) {                                       \
                     bytes s[4];                                                                   \
-                    UNROLLED(j, 4)                                                                \
-                        memcpy(s + j, x + t * seen->above + i + seen->taps[4 * q + j], BYTES);    \
-                    const bytes low = V(unpacklo_epi8)(s[0], s[1]);                               \
-                    const bytes high = V(unpackhi_epi8)(s[0], s[1]);                              \
-                    const bytes low2 = V(unpacklo_epi8)(s[2], s[3]);                              \
-                    const bytes high2 = V(unpackhi_epi8)(s[2], s[3]);                             \
-                    s[0] = V(unpacklo_epi16)(low, low2), s[1] = V(unpackhi_epi16)(low, low2);     \
-                    s[2] = V(unpacklo_epi16)(high, high2), s[3] = V(unpackhi_epi16)(high, high2); \
+                    four_taps(s, x + t * seen->above + i, seen->taps + 4 * q);                    \
                     UNROLLED(r, rows)                                                             \
                     {                                                                             \
                         const int64_t ky = kernel_row(u, r, t);                                   \
@@ -743,12 +755,7 @@ INLINED int64_t kernel_row(const axis *u, int64_t row, int64_t t)
                     }                                                                             \
                 }                                                                                 \
             UNROLLED(r, rows)                                                                     \
-            {                                                                                     \
-                const scales u = {a->factors + at + i / 4, a->offsets + at + i / 4, CHUNK / 4, 4}; \
-                const bytes packed =                                                              \
-                    codes_of_vectors((const bytes *)sums + 4 * r, u, &u, a->bounds, 4, 0);        \
-                memcpy(codes + r * CHUNK + i, &packed, BYTES);                                    \
-            }                                                                                     \
+                put_depthwise(a, sums + 4 * r, at + i / 4, codes + r * CHUNK + i);                    \
         }                                                                                         \
     }                                                                                             \
                                                                                                   \
@@ -760,7 +767,61 @@ INLINED int64_t kernel_row(const axis *u, int64_t row, int64_t t)
                       : name##_channels(a, seen, x, at, codes, 1);                                \
     }
 
+#if !defined(__SSE4_1__)
 DEPTHWISE(plain, )
+#else
+/* Without dot products of bytes, x86-64 multiplies int16 and adds up pairs. Taps are brought together and widened once for
+   all rows of the result that read them, for as many kernel rows as fit, and weights once for all rows. */
+enum { MOST_WIDE = 64 };
+INLINED void wide_channels(const struct code_depthwise *a, const sight *seen, const uint8_t *x, int64_t at,
+                           uint8_t *codes, const int rows)
+{
+    const axis *u = a->rows;
+    const int64_t quads = seen->quads, fit = MOST_WIDE / quads - (rows - 1) * u->stride;
+    const int64_t some = u->dilation == 1 ? fit : 1, step = u->stride * quads, w_step = a->period * QUAD;
+    words wide[MOST_WIDE][4][2], sums[LINES][4];
+    for (int i = 0; i < CHUNK; i += BYTES) {
+        UNROLLED(j, rows * 4)
+            memcpy(&sums[j / 4][j % 4], a->terms + at + j % 4 * (CHUNK / 4) + i / 4, BYTES);
+        for (int64_t ky = 0; ky < u->kernel; ky += some) {
+            const int64_t n = smaller(some, u->kernel - ky), tall = (rows - 1) * u->stride + n;
+            const int8_t *of_row = a->weights + i + (ky * quads * a->period + at) * QUAD;
+            for (int64_t t = 0; t < tall; t++)
+                for (int64_t q = 0; q < quads; q++) {
+                    bytes s[4];
+                    four_taps(s, x + (ky * u->dilation + t) * seen->above + i, seen->taps + 4 * q);
+                    UNROLLED(j, 4) {
+                        wide[t * quads + q][j][0] = (words)(s[j] & V(set1_epi16)(255));
+                        wide[t * quads + q][j][1] = (words)V(srli_epi16)(s[j], 8);
+                    }
+                }
+            UNROLLED(j, 4) {
+                const int8_t *w = of_row + j * CHUNK;
+                for (int64_t e = 0; e < n * quads; e++, w += w_step) {
+                    words even, odd;
+                    widen_words(&even, &odd, w);
+                    UNROLLED(r, rows)
+                        sums[r][j] += (words)V(madd_epi16)((bytes)wide[r * step + e][j][0], (bytes)even) +
+                                      (words)V(madd_epi16)((bytes)wide[r * step + e][j][1], (bytes)odd);
+                }
+            }
+        }
+        UNROLLED(r, rows)
+            put_depthwise(a, sums[r], at + i / 4, codes + r * CHUNK + i);
+    }
+}
+
+static void plain_depthwise(const struct code_depthwise *a, const sight *seen, const uint8_t *x, int64_t at,
+                            uint8_t *codes, int64_t rows)
+{
+    if (rows == LINES && ((LINES - 1) * a->rows->stride + 1) * seen->quads <= MOST_WIDE) {
+        wide_channels(a, seen, x, at, codes, LINES);
+        return;
+    }
+    for (int64_t r = 0; r < rows; r++)
+        wide_channels(a, seen, x + r * a->rows->stride * seen->above, at, codes + r * CHUNK, 1);
+}
+#endif
 #if defined(VNNI)
 DEPTHWISE(vnni, VNNI)
 #endif
