@@ -119,7 +119,17 @@ INLINED void widened(const multiplication *m, int64_t row, int32_t (*to)[PAIRS],
     for (int64_t part = begin / m->quads, first = begin % m->quads; count > 0; part++, first = 0) {
         const int64_t some = smaller(count, m->quads - first);
         const uint8_t *x = m->x + row * m->x_step + m->places[part] + first * QUAD;
-        for (int64_t q = 0; q < some; q++) {
+        int64_t q = 0;
+        for (; q + 2 <= some; q += 2) {
+            const int all = q + 4 <= some;
+            const __m128i codes = all ? _mm_loadu_si128((const void *)(x + q * QUAD))
+                                      : _mm_loadl_epi64((const void *)(x + q * QUAD));
+            const __m128i even = _mm_and_si128(codes, _mm_set1_epi16(255)), odd = _mm_srli_epi16(codes, 8);
+            _mm_storeu_si128((void *)to[q], _mm_unpacklo_epi32(even, odd));
+            if (all)
+                _mm_storeu_si128((void *)to[q += 2], _mm_unpackhi_epi32(even, odd));
+        }
+        if (q < some) {
             uint32_t four;
             memcpy(&four, x + q * QUAD, QUAD);
             to[q][0] = four & 0x00ff00ff, to[q][1] = four >> 8 & 0x00ff00ff;
