@@ -150,7 +150,10 @@ void plain(const multiplication *m)
                 widened(m, row + i, x[i], begin, count);
 #define ROWS_OF(number, each)                                                                     \
     for (int64_t j = 0; rows == number && j < m->columns; j += each * LANES_OF_SUMS)              \
-        wide_block(m, row, j, x, begin, count, number, each);
+        if (each == AT_ONCE && m->columns - j <= LANES_OF_SUMS)                                   \
+            wide_block(m, row, j, x, begin, count, number, 1);                                    \
+        else                                                                                      \
+            wide_block(m, row, j, x, begin, count, number, each);
             ROWS_OF(1, ALONE) ROWS_OF(2, AT_ONCE) ROWS_OF(3, AT_ONCE) ROWS_OF(4, AT_ONCE)
         }
     }
