@@ -60,6 +60,14 @@ CASES = {
         "qwen2",
         _PHI | {"rope_parameters": _SCALED | {"rope_type": "yarn", "factor": 4.0}},
     ),
+    "qwen2_yarn_betas": (
+        "qwen2",
+        _PHI
+        | {
+            "rope_parameters": _SCALED
+            | {"rope_type": "yarn", "factor": 4.0, "beta_fast": 0.05, "beta_slow": 0.01}
+        },
+    ),
     "qwen2_windows": (
         "qwen2",
         _PHI | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
@@ -69,6 +77,19 @@ CASES = {
     "qwen3_moe_some": ("qwen3_moe", _BASE | _EXPERTS | {"decoder_sparse_step": 2}),
     "gemma2": ("gemma2", _BASE | _GEMMA),
     "gemma3": ("gemma3_text", _BASE | _GEMMA | {"num_hidden_layers": 7}),
+    "gemma3_local": (
+        "gemma3_text",
+        _BASE
+        | _GEMMA
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1_000_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
+            },
+        },
+    ),
     "phi3": ("phi3", _PHI | {"sliding_window": 5}),
     "phi3_partial": ("phi3", _PHI | {"partial_rotary_factor": 0.5}),
     "phi3_long": (

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,14 @@ def test_experts_in_one_tensor_give_the_same(tmp_path: Path) -> None:
     save_arrays(file, weights, texts)
     result = logits(ps.compile(ps.load(tmp_path)), case, [12])
     np.testing.assert_allclose(result, case.expected, rtol=0, atol=1e-4)
+
+
+def test_activation_of_experts_other_than_silu_is_refused(tmp_path: Path) -> None:
+    folder = CASES["qwen3_moe"].write(tmp_path)
+    settings = CASES["qwen3_moe"].config | {"hidden_act": "gelu"}
+    (folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ps.Unsupported, match="hidden_act 'gelu' of experts"):
+        ps.load(folder)
 
 
 def test_missing_expert_is_named(tmp_path: Path) -> None:

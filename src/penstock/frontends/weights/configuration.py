@@ -181,6 +181,9 @@ def _experts(settings: Settings, layers: int) -> Experts:
         raise settings.wrong("mlp_only_layers", dense, "a list of layers")
     chosen = frozenset(i for i in range(layers) if i not in dense and (i + 1) % step == 0)
     inner = settings.count("moe_intermediate_size")
+    if activation_of(settings, "hidden_act", "silu") != "silu":
+        feature = f"hidden_act {settings.get('hidden_act')!r:.40} of experts"
+        raise unsupported(feature, f"silu is; {EXPORT}", settings.label)
     return Experts(count, used, inner, settings.flag("norm_topk_prob"), chosen)
 
 

@@ -54,6 +54,8 @@ ARCHITECTURES = {
     "phi3": _Architecture(fused=True, period=1 << 30),
 }
 """architectures by ``general.architecture``"""
+# Parameters of scalings, by the ends of their keys.
+_OF_SCALINGS = {"factor": "factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 
 
 def load_gguf(source: str | bytes, limits: Limits, map_weights: bool) -> Model:
@@ -147,15 +149,29 @@ def _experts(settings: Settings, layers: int) -> Experts | None:
     used = settings.count("expert_used_count")
     if used > count:
         raise settings.wrong("expert_used_count", used, f"at most {count}")
-    inner = settings.count("expert_feed_forward_length")
-    return Experts(count, used, inner, True, frozenset(range(layers)))
+    key = "expert_feed_forward_length"
+    if settings.get(key) is None:  # of Mixtral, whose layers have nothing but experts
+        key = "feed_forward_length"
+    return Experts(count, used, settings.count(key), True, frozenset(range(layers)))
 
 
 def _windows(settings: Settings, architecture: _Architecture, layers: int) -> list[int]:
-    window, period = settings.optional_count("attention.sliding_window"), architecture.period
-    if not window or not period:
-        return [0] * layers
-    return [window if (i + 1) % period else 0 for i in range(layers)]
+    window = settings.optional_count("attention.sliding_window")
+    local = _local(settings, architecture, layers)
+    return [window if is_local else 0 for is_local in local]
+
+
+def _local(settings: Settings, architecture: _Architecture, layers: int) -> list[bool]:
+    """Return which layers see the keys of a window only, if there is one."""
+    period = architecture.period
+    if not period:
+        return [False] * layers
+    key = "attention.sliding_window_pattern"
+    if isinstance(settings.get(key), list):
+        return [bool(x) for x in settings.elements(key, layers) or ()]
+    if architecture.gemma:
+        period = settings.count(key, period)
+    return [bool((i + 1) % period) for i in range(layers)]
 
 
 def _rotaries(
@@ -168,12 +184,14 @@ def _rotaries(
     theta = settings.number("rope.freq_base", 10_000.0)
     longest = settings.count("context_length", 32768)
     parameters: dict[str, float | str | Sequence[float] | None] = {"rope_theta": theta}
-    kind = settings.get("rope.scaling.type")
+    factor = settings.get("rope.scaling.factor")
+    kind = settings.get("rope.scaling.type") or ("none" if factor is None else "linear")
     if isinstance(kind, str) and kind != "none":
         original = settings.count("rope.scaling.original_context_length", longest)
         parameters |= {"rope_type": kind, "original_max_position_embeddings": original}
-        if settings.get("rope.scaling.factor") is not None:
-            parameters["factor"] = settings.number("rope.scaling.factor")
+        for name, key in _OF_SCALINGS.items():
+            if settings.get(f"rope.scaling.{key}") is not None:
+                parameters[name] = settings.number(f"rope.scaling.{key}")
     try:
         if "rope_factors_long.weight" in store:  # of Phi-3
             original = settings.count("rope.scaling.original_context_length", longest)
@@ -188,9 +206,10 @@ def _rotaries(
             divisors = store.get("rope_freqs.weight", (size // 2,)).real()
             every = Rotary((every.frequencies / divisors).astype(FLOAT32))
         if architecture.gemma and architecture.qk_norm:  # of Gemma 3, layers with a window
-            local = rotary_of({"rope_theta": 10_000.0}, size, longest)
-            period = architecture.period
-            return [local if (i + 1) % period else every for i in range(layers)]
+            local = {"rope_theta": settings.number("rope.freq_base_swa", 10_000.0)}
+            sliding = rotary_of(local, size, longest)
+            is_local = _local(settings, architecture, layers)
+            return [sliding if own else every for own in is_local]
     except (ArithmeticError, ValueError) as error:
         raise InvalidModel(f"{settings.label}: {error}; convert the model anew") from error
     turning = architecture.turning
