@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
 
 from penstock.core.errors import InvalidInput, InvalidModel
 from penstock.generation.tokenizer import StopTexts, TextStream, TextTokenizer
@@ -171,6 +172,11 @@ def test_tokenizer_tells_size_and_texts_of_tokens() -> None:
     assert tokenizer.size == trained_tokenizer().get_vocab_size()
     assert (tokenizer.text_of(1), tokenizer.text_of(10**6)) == ("<|end|>", None)
     assert tokenizer.end_ids == (1,)
+
+
+def test_size_of_a_vocabulary_with_gaps_is_beyond_its_largest_token() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a"))
+    assert TextTokenizer(tokenizer).size == 8
 
 
 def save(folder: Path, **files: Any) -> Path:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tokenizers import Tokenizer, models
 
 import penstock as ps
 from penstock.core.errors import DeadlineExceeded, QueueFull
 from penstock.generation.generator import Generator
+from penstock.generation.tokenizer import TextTokenizer
 from penstock.serving.repository import UnknownModel
 from penstock.serving.text_models import Admission, TextModels
 from penstock.serving.text_protocol import FieldError, decode_text_request
+from tests.support.decoders import VOCABULARY
 from tests.support.text_server import text_model
 from tests.support.timing import SOON, turns_until
+from tests.support.word_texts import likeliest
 
 
 async def entered(admission: Admission, log: list, name: str, priority: int = 0, texts: int = 1):
@@ -142,6 +146,26 @@ def test_wrong_prompt_counts_no_run():
     with pytest.raises(ps.InvalidInput, match="300 tokens"):
         asyncio.run(run())
     assert (model.counts.running, model.admission.waiting) == (0, [])
+    model.close()
+
+
+def test_prompt_may_have_tokens_beyond_gaps_of_the_vocabulary():
+    words = {word: i for i, word in enumerate(["w0", "w5", "w3", "w9"])}
+    gaps = Tokenizer(models.WordLevel(words | {"last": VOCABULARY - 1}, unk_token="w0"))
+    model = text_model(tokenizer=TextTokenizer(gaps))
+
+    async def run(prompt: object) -> list[int]:
+        asked = decode_text_request({"prompt": prompt, "max_tokens": 4, "temperature": 0}, False)
+        async with model.run(asked, SOON, 0) as run:
+            async for _ in run.pieces():
+                pass
+            return run.texts[0].tokens
+
+    prompt = [3, VOCABULARY - 1]
+    assert asyncio.run(run("last")) == likeliest(prompt[1:], 4)
+    assert asyncio.run(run(prompt)) == likeliest(prompt, 4)
+    with pytest.raises(ps.InvalidInput, match=f"must be below {VOCABULARY}"):
+        asyncio.run(run([VOCABULARY]))
     model.close()
 
 

@@ -44,10 +44,10 @@ class GrammarVocabulary:
             from llguidance import LLTokenizer
         count = max(tokenizer.size, size or 0)
         ends = [*tokenizer.end_ids] or None
-        largest = max(tokenizer.tokenizer.get_vocab().values(), default=0)
-        if largest > _LARGEST_ID:
+        if tokenizer.size > _LARGEST_ID + 1:
             raise InvalidInput(
-                f"the tokenizer is not fit for grammars: token {largest} is beyond {_LARGEST_ID}"
+                f"the tokenizer is not fit for grammars: token {tokenizer.size - 1} is beyond "
+                f"{_LARGEST_ID}"
             )
         try:
             self._tokenizer = LLTokenizer(tokenizer.tokenizer.to_str(), count, ends)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import InvalidInput, InvalidModel, extra_needed, quoted, wrong_type
+from penstock.core.records import cached_property
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -123,10 +124,10 @@ class TextTokenizer:
         """The template that renders messages as text, or None."""
         return self.chat_templates.get("default")
 
-    @property
+    @cached_property
     def size(self) -> int:
-        """The number of tokens, including added ones."""
-        return self.tokenizer.get_vocab_size(with_added_tokens=True)
+        """One more than the largest token, including added ones. Vocabularies may have gaps."""
+        return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Return the tokens of a text.

@@ -63,8 +63,11 @@ def test_long_texts_of_phi_3_have_other_frequencies() -> None:
         (
             "qwen2_yarn_betas",
             {
-                **{"type": "yarn", "factor": 4.0, "original_context_length": 8},
-                **{"yarn_beta_fast": 0.05, "yarn_beta_slow": 0.01},
+                "type": "yarn",
+                "factor": 4.0,
+                "original_context_length": 8,
+                "yarn_beta_fast": 0.05,
+                "yarn_beta_slow": 0.01,
             },
         ),
     ],
