@@ -95,6 +95,15 @@ def test_choices_slower_than_the_original_are_not_taken(search, monkeypatch):
     assert search.run().choice == {}
 
 
+def test_weights_are_stored_if_choices_turn_out_slower_than_the_original(search):
+    point, tried = search.run(), 0
+    while (other := search.instead(point, 1.2)) is not None:
+        point, tried = other, tried + 1
+    assert tried
+    assert {*point.choice.values()} == {"weights8"}
+    assert point.limit <= 0.02 and point.size < 0.3
+
+
 def test_least_error_in_a_time(search):
     search.goal = Goal(time=0.85)
     point = search.run()

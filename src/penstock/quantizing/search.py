@@ -549,6 +549,8 @@ class Search:
         points[points.index(point)] = replace(point, time=time)
         self.record.changed()
         other = self.best(self.goal.max_error)
+        if perf_counter() < self.choices_until:  # else there may be no time to learn roundings
+            other = self.smaller(other, self.goal.max_error)
         return other if self.meets(other) else None
 
     def unchanged(self) -> Point:
