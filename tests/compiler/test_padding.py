@@ -7,6 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock.compiler.padding import PackedSubgraph, unpadded
+from penstock.session.ahead import padding_masks
 from tests.passes.lowering.test_pack_rows import (
     ATTEND,
     EMBED,
@@ -58,7 +59,7 @@ def test_graph_that_cannot_be_packed_is_tried_a_few_times():
         session.run(feeds_of())
     assert "ReduceMean" in main.not_packed
     assert main.not_packed in session.explain(reasons=True)
-    assert session._masks() == ("mask",)
+    assert padding_masks(session) == ("mask",)
     assert session.stats.plans_made == 1
 
 

@@ -20,6 +20,7 @@ import penstock as ps
 from penstock.core.errors import RunError
 from penstock.serving.app import Server
 from penstock.serving.sequences import Sequences
+from penstock.session.ahead import freeze
 from tests.support.decoders import decoder_model, reference_logits
 from tests.support.onnx_text import model_from_text
 from tests.support.streams import PAST, UNITS, WIDTH, HeldSteps, StreamAlone, stream_model
@@ -618,7 +619,7 @@ def test_warm_up_compiles_the_plans_of_each_number_of_sequences(whole, plans):
         assert sequences.counts.batches == sequences.counts.rows == 0
         counts = {1, 2, 3, 4, 6, 8} if whole else {1}
         made = sequences.session.stats.plans_made
-        sequences.session._freeze()
+        freeze(sequences.session)
         for count in counts:
             sequences._step_together(FRAME, min(count, 7))
         assert sequences.session.stats.plans_made == made >= before

@@ -146,10 +146,10 @@ def test_batch_of_shapes_without_a_proof_runs_one_request_at_a_time(monkeypatch)
     options = {"max_batch": 4, "max_batch_tokens": 100, "max_delay": 0.05, "cache": False}
     with ps.Replicas(model_of(MEAN), 1, **options) as replicas:
 
-        def refuse(feeds):
+        def refuse(session, feeds):
             raise ps.PenstockError("no proof")
 
-        monkeypatch.setattr(replicas.session, "_check_rows", refuse)
+        monkeypatch.setattr("penstock.serving.unequal.check_hidden_rows", refuse)
         futures = [replicas.submit(request(n, n)) for n in (30, 20)]
         found = [answers(future.result(SOON)) for future in futures]
         assert replicas.counts.batches == 3

@@ -26,6 +26,7 @@ from penstock.serving.repository import ModelRepository, Served
 from penstock.serving.sequence_table import IDLE, MOST
 from penstock.serving.sequences import Sequences
 from penstock.serving.text_models import TextModel, TextModels
+from penstock.session.ahead import freeze
 from penstock.stepping.stepper import Stepper
 
 # As ``Stepper`` and ``SharedLoops`` have it.
@@ -244,7 +245,7 @@ class _Plans:
             shapes = [one.resolve(types, {}) for one in read_shapes(model, texts)]
             made.warm_up(shapes, whole=self.warm_up)
         if freezes:  # from the first request on
-            made.session._freeze()
+            freeze(made.session)
         return made
 
     def load(

@@ -15,6 +15,7 @@ from penstock.compiler.options import InputShapes
 from penstock.core.errors import PenstockError, RunError
 from penstock.core.types import STRING, NamedValues, RunValue, TensorType
 from penstock.executors.feeds import convert
+from penstock.session.ahead import run_ahead, values_of
 from penstock.session.session import Session
 
 _ROWS = 3
@@ -27,7 +28,7 @@ def check_rows(session: Session, sample: NamedValues | None) -> None:
     the first row of ``sample``, or generated values of the compiled shapes or input types."""
     rng = np.random.default_rng(0)
     rows: list[dict[str, np.ndarray]] = [{} for _ in range(_ROWS)]
-    first = next((session._values_of(shapes) for shapes in shapes_of(session)), {})
+    first = next((values_of(session, shapes) for shapes in shapes_of(session)), {})
     for port in session.inputs:
         type_ = port.type
         if not isinstance(type_, TensorType) or type_.shape == () or _is_fixed(type_):
@@ -54,8 +55,8 @@ def check_rows(session: Session, sample: NamedValues | None) -> None:
             )
     batching = EqualRequests()
     try:
-        alone = [session._run_ahead(row) for row in rows]
-        together = batching.split(session._run_ahead(batching.joined(rows)), rows)
+        alone = [run_ahead(session, row) for row in rows]
+        together = batching.split(run_ahead(session, batching.joined(rows)), rows)
     except PenstockError as error:
         hint = "" if sample is not None else "; give an example request as sample="
         raise ValueError(f"the model fails on batches of generated inputs{hint}") from error
@@ -151,7 +152,7 @@ def warm_up(sessions: Sequence[Session], max_batch: int) -> None:
         # Replicas of a process share a session; each replica of a cluster has its own.
         for session in sessions:
             try:
-                session._run_ahead(feeds)
+                run_ahead(session, feeds)
             except RunError as error:
                 raise ValueError(
                     f"the model cannot be warmed up, as it fails on generated inputs: {error}"
@@ -161,7 +162,7 @@ def warm_up(sessions: Sequence[Session], max_batch: int) -> None:
 def _shapes(session: Session, max_batch: int) -> Iterator[dict[str, np.ndarray]]:
     """Return arrays of each shape, without allocating their elements."""
     for one in shapes_of(session) or [{}]:
-        values = session._values_of(one)
+        values = values_of(session, one)
         yield values
         rows = {len(value) if value.ndim else 0 for value in values.values()}
         step = min(rows, default=0)

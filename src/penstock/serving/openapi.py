@@ -19,6 +19,7 @@ from penstock.serving.batching import shapes_of
 from penstock.serving.protocol import HEADER_LENGTH, HEADER_PRIORITY, datatypes, element_bytes
 from penstock.serving.repository import ServedModel
 from penstock.serving.sequences import Sequences
+from penstock.session.ahead import values_of
 
 Endpoint = tuple[str, str, Callable[..., Awaitable[object]]]
 """methods, path, and handler, whose docstring is the description"""
@@ -193,7 +194,7 @@ def example_request(model: ServedModel) -> ExampleRequest:
     """Return an example request for a model, with the first shapes that it was compiled for, or
     else with dynamic dims replaced by examples."""
     session = model.replicas.session
-    first = next((session._values_of(shapes) for shapes in shapes_of(session)), {})
+    first = next((values_of(session, shapes) for shapes in shapes_of(session)), {})
     types = {port.name: port.type for port in session.inputs}
     inputs: list[JsonObject] = []
     sizes: dict[str, int] = {}  # a dim of one name has one size in all inputs

@@ -31,7 +31,7 @@ from penstock.executors.control import CancelToken, begin_run, end_run
 from penstock.executors.feeds import convert
 from penstock.host.threads import Workers, pool
 from penstock.serving.batching import EqualRequests, check_rows
-from penstock.serving.batching import warm_up as run_ahead
+from penstock.serving.batching import warm_up as run_shapes
 from penstock.serving.replica import MOST_ON_WORKERS, replicas_of, shared_loops, worker_sessions
 from penstock.serving.replica_queue import QueueLimits, ReplicaQueue
 from penstock.serving.request_records import (
@@ -42,6 +42,7 @@ from penstock.serving.request_records import (
     Told,
 )
 from penstock.serving.unequal import tried_lengths
+from penstock.session.ahead import freeze
 from penstock.session.saving import has_state
 from penstock.session.session import Session, compile
 
@@ -178,9 +179,9 @@ class Replicas(Closeable):
             raise ValueError("a model with variables cannot have replicas, which would share them")
         self._batching = _batching(self.session, sample, max_batch, max_batch_tokens)
         if warm_up:
-            run_ahead(self._sessions, max_batch)
+            run_shapes(self._sessions, max_batch)
         if freezes:
-            self.session._freeze()
+            freeze(self.session)
         self.count, self.max_batch, self.max_delay = n, max_batch, max_delay
         limits = QueueLimits(queue, max_batch, max_batch_tokens or 0, max_delay)
         replicas = replicas_of(self._sessions, loops, n, most, workers)

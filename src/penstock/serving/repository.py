@@ -23,6 +23,7 @@ from penstock.serving.protocol import InferenceRequest, describe_port
 from penstock.serving.refusals import HasPorts
 from penstock.serving.replicas import Replicas
 from penstock.serving.sequences import SequenceRun, Sequences
+from penstock.session.ahead import compile_ahead
 
 PLATFORM = "penstock"
 
@@ -60,7 +61,7 @@ class ServedModel:
         # Clients do not see the state of a stateful model.
         self.ports: HasPorts = replicas if isinstance(replicas, Sequences) else session
         try:
-            session._compile_ahead()  # now, while no request waits
+            compile_ahead(session)  # now, while no request waits
         except BaseException:
             replicas.close()
             raise

@@ -22,6 +22,7 @@ from penstock.core.errors import Cancelled, InvalidInput, PenstockError, RunErro
 from penstock.core.types import NamedValues, RunValue, TensorType
 from penstock.executors.feeds import convert
 from penstock.serving.batching import EqualRequests, are_close, made_up
+from penstock.session.ahead import check_hidden_rows, padding_masks, run_ahead
 from penstock.session.session import Session
 
 _LENGTHS = 12, 5
@@ -49,7 +50,7 @@ class UnequalRequests(EqualRequests):
         if key not in self._checked:
             reason = ""
             try:
-                session._check_rows(batch)
+                check_hidden_rows(session, batch)
             except PenstockError as error:
                 reason = str(error)
             self._checked[key] = reason
@@ -128,12 +129,12 @@ def tried_lengths(session: Session, sample: NamedValues | None) -> UnequalReques
     """Return how to batch requests of ``session``. A trial uses two requests made from the first
     row of ``sample``, or generated ones. Raises ``ValueError`` if their results together and alone
     differ, or if equality is not proven for all requests."""
-    masks = session._masks()
+    masks = padding_masks(session)
     if not masks:
         raise ValueError("no input is a mask that marks the padding of a request")
     requests = [_request(session, masks, sample, length) for length in _LENGTHS]
     try:
-        alone = [session._run_ahead(feeds) for feeds in requests]
+        alone = [run_ahead(session, feeds) for feeds in requests]
         lengths = [next(iter(feeds.values())).shape[1] for feeds in requests]
         of_outputs = {
             name: [np.shape(outputs[name])[1:2] for outputs in alone] for name in alone[0]
@@ -142,9 +143,9 @@ def tried_lengths(session: Session, sample: NamedValues | None) -> UnequalReques
         by_token = frozenset([name for name, found in of_outputs.items() if found == wanted])
         unequal = UnequalRequests(masks, by_token)
         batch = unequal.joined(requests)
-        together = unequal.split(session._run_ahead(batch), requests)
+        together = unequal.split(run_ahead(session, batch), requests)
         # A mask of, say, -10 hides rows only approximately.
-        others = unequal.split(session._run_ahead(unequal.padded_anew(batch)), requests)
+        others = unequal.split(run_ahead(session, unequal.padded_anew(batch)), requests)
     except PenstockError as error:
         hint = "" if sample is not None else "; give an example request as sample="
         message = f"the model fails on generated requests of two lengths{hint}"

@@ -29,7 +29,6 @@ from penstock.core.errors import (
     InvalidInput,
     InvalidModel,
     PenstockError,
-    RowsStay,
     check_count,
     warn,
     wrong_type,
@@ -37,7 +36,7 @@ from penstock.core.errors import (
 from penstock.core.limits import DEFAULT_LIMITS
 from penstock.core.option_records import takes
 from penstock.core.records import fields, replace
-from penstock.core.types import Feeds, NamedValues, RunValue, RunValues
+from penstock.core.types import Feeds, RunValue, RunValues
 from penstock.executors.control import NEVER, CancelToken, Control, begin_run, end_run
 from penstock.executors.linear import LinearExecutor
 from penstock.frontends.load import is_artifact
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from penstock.compiler.options import InputShapes
     from penstock.executors.base import Executor
     from penstock.executors.session_memory import SessionMemory
     from penstock.executors.variables import Variables
@@ -214,47 +212,6 @@ class Session(Closeable):
         self.model, self._subgraphs, self._main = model, subgraphs, subgraphs.main
         retired.retire()
         self._executors.save_memory()
-
-    def _compile_ahead(self) -> None:
-        """``Executors.compile_fixed``, for servers."""
-        self._executors.compile_fixed()
-
-    def _run_ahead(self, feeds: NamedValues) -> dict[str, RunValue]:
-        """``run``, for servers that take no requests yet: its plan is compiled in any case."""
-        if not self._executors.compiles:
-            request, key, values = self._subgraphs.resolve(feeds, None, None)
-            self._executors.get(request.subgraph, key, values, exact=True)
-        return self.run(feeds)
-
-    def _freeze(self) -> None:
-        """As ``compile_in_run=False``, from now on, for servers."""
-        self._executors.freeze(has_plans=True)
-
-    def _fix_shapes(self) -> None:
-        """Have a plan for each set of shapes from now on: none with open dims, and none without
-        rows that a mask hides, which would be looked for in the graph."""
-        self._subgraphs.main.varying.fixed = True
-        self._subgraphs.packs = ""
-
-    def _check_rows(self, feeds: NamedValues) -> None:
-        """Raise ``PenstockError`` unless it is proven, for feeds of these shapes, that rows which a
-        mask hides act on no others, for servers that join requests by tokens."""
-        from penstock.compiler.padding import check_batch
-
-        main = self._subgraphs.main
-        try:
-            check_batch(self._compiler, main, [feeds[name] for name in main.names])
-        except RowsStay as reason:
-            raise PenstockError(f"padding rows may affect other rows: {reason}") from None
-
-    def _masks(self) -> tuple[str, ...]:
-        """The inputs that say which rows of a batch pad, for servers."""
-        main = self._subgraphs.main
-        return tuple([main.names[i] for i in main.masks])
-
-    def _values_of(self, shapes: InputShapes) -> dict[str, np.ndarray]:
-        """``Executors.values_of`` by name, for servers."""
-        return dict(zip(self._subgraphs.main.names, self._executors.values_of(shapes), strict=True))
 
     def _run_under(
         self, control: Control, feeds: Feeds, fetches: Sequence[str] | None = None

@@ -25,6 +25,7 @@ from penstock.compiler.options import CompileOptions
 from penstock.core.errors import InvalidInput, LimitExceeded, PenstockError, RowsStay
 from penstock.core.types import NamedValues, RunValue, Type
 from penstock.executors.feeds import convert
+from penstock.session.ahead import run_ahead
 from penstock.session.facts import Port
 from penstock.session.session import Session
 from penstock.stepping.fed_state import FedState
@@ -342,7 +343,7 @@ class BatchedRunner:
 
     def _try(self, frame: Rows, initial: Rows) -> None:
         """Try samples like a frame of a sequence. Raises the error of a run with that frame."""
-        self.session._run_ahead({**frame, **initial})
+        run_ahead(self.session, {**frame, **initial})
         try:
             self._try_samples(frame, initial)
         except PenstockError as error:
@@ -371,7 +372,7 @@ class BatchedRunner:
             if scale != 1 and i == _SAMPLES - 1:
                 own, states = ({n: _scaled(x, scale) for n, x in y.items()} for y in (own, states))
             samples.append({**frame, **own, **states})
-        return samples, [self.session._run_ahead(sample) for sample in samples]
+        return samples, [run_ahead(self.session, sample) for sample in samples]
 
     def _prove(self, frame: Rows, initial: Rows) -> None:
         """Check that samples along the added axis are independent."""
@@ -382,10 +383,10 @@ class BatchedRunner:
             samples, alone = self._samples(frame, initial)
         except PenstockError:  # the model does not accept the random states
             samples = [{**frame, **initial}] * _SAMPLES
-            alone = [self.session._run_ahead(samples[0])] * _SAMPLES
+            alone = [run_ahead(self.session, samples[0])] * _SAMPLES
         try:
             feeds = {name: np.stack([s[name] for s in samples]) for name in samples[0]}
-            outputs = self._stacked._run_ahead(feeds)
+            outputs = run_ahead(self._stacked, feeds)
         except (PenstockError, ValueError) as error:
             return self._run_alone(f"{reason}; the model does not run on two samples: {error}")
         for name, array in outputs.items():
@@ -402,7 +403,7 @@ class BatchedRunner:
         # The trial is decided from here on.
         self._tried = True
         try:
-            outputs = self.session._run_ahead(feeds)
+            outputs = run_ahead(self.session, feeds)
         except PenstockError as error:
             return self._stack_or_run_alone(f"the model does not run on two samples: {error}")
         # Check states, too: the states of samples must be independent.

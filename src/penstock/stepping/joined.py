@@ -34,6 +34,7 @@ from penstock.ops.internal.joined_steps import (
     RUNS,
 )
 from penstock.ops.internal.pages import RUN
+from penstock.session.ahead import fix_shapes
 from penstock.session.opening import DerivedModel
 from penstock.session.session import Session
 from penstock.stepping.pages import PagePool, digests
@@ -107,7 +108,7 @@ class JoinedRunner:
         most_sequences: int,
     ) -> None:
         self.session = Session(model, options)
-        self.session._fix_shapes()
+        fix_shapes(self.session)
         self.steps = steps = joined_steps_of(self.session.model)
         self.axes, self.most_sequences = steps.outputs, most_sequences
         self.pool, self.rows = PagePool(steps.page_size, most_bytes), steps.rows

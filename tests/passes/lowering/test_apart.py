@@ -11,6 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.build import GraphBuilder
+from penstock.session.ahead import check_hidden_rows
 from tests.session.test_padding import NAMES, PADDED, feeds_of, model_of, padded
 from tests.support.native_kernels import needs_reproducible
 
@@ -34,7 +35,9 @@ def encoder(change: Change) -> ps.Session:
 
 
 def check(session: ps.Session) -> None:
-    session._check_rows({"ids": np.ones((2, 16), np.int64), "mask": np.ones((2, 16), np.int64)})
+    check_hidden_rows(
+        session, {"ids": np.ones((2, 16), np.int64), "mask": np.ones((2, 16), np.int64)}
+    )
 
 
 def assert_apart(session: ps.Session, feeds: dict[str, np.ndarray], lengths: list[int]) -> None:
@@ -128,10 +131,10 @@ def test_batches_that_are_to_be_reproducible_need_attention_in_one_node():
     feeds = feeds_of(
         session := ps.compile(model_of("DebertaV2Model_script"), **options), padded(9, 5, rows=16)
     )
-    session._check_rows(feeds)
+    check_hidden_rows(session, feeds)
     session = ps.compile(model_of("DebertaV2Model_script"), reproducible=True, **options)
     with pytest.raises(ps.PenstockError, match="reproducible"):
-        session._check_rows(feeds)
+        check_hidden_rows(session, feeds)
 
 
 @pytest.mark.costly
@@ -139,5 +142,5 @@ def test_batches_that_are_to_be_reproducible_need_attention_in_one_node():
 def test_encoders_of_exporters_are_proven(name):
     session = ps.compile(model_of(name), cache=False, dead_rows="any")
     feeds = feeds_of(session, padded(16, 5, rows=16))
-    session._check_rows(feeds)
+    check_hidden_rows(session, feeds)
     assert_apart(session, feeds, [16, 5])
