@@ -21,8 +21,15 @@ from penstock.ops.common.fixed_point import (
 )
 from penstock.ops.common.shape_rules import normalize_axes
 
-_DTYPES = ("float32", "float64", "int32", "int64", "int8", "uint8", "int16", "bool")
-_EXTREMES = ("max", "min", "argmax", "argmin")
+# The dtypes that kernels take, by the operation; of others, ``_FLOATS``.
+_FLOATS = ("float32", "float64")
+_NUMBERS = (*_FLOATS, "int32", "int64")
+_DTYPES = {
+    **dict.fromkeys(("mean", "prod", "sum"), _NUMBERS),
+    **dict.fromkeys(
+        ("max", "min", "argmax", "argmin"), (*_NUMBERS, "int8", "uint8", "int16", "bool")
+    ),
+}
 _COLUMNS = 256  # as in c/rows/reduce.c
 _BLOCK = 4096  # elements of an item of rows
 _MOST_CODES = 2**23
@@ -54,8 +61,7 @@ def _axes(site: Site, rank: int) -> tuple[int, ...] | None:
 def reduction_call(site: Site) -> NativeCall | None:
     """ReduceSum and the like, ArgMax and ArgMin."""
     x, name = site.input(0), site.node.op.name.lower().removeprefix("reduce")
-    dtypes = _DTYPES[: 8 if name in _EXTREMES else 4 if name in ("mean", "prod", "sum") else 2]
-    if x is None or not x.dims or str_(x.dtype) not in dtypes or 0 in x.dims:
+    if x is None or not x.dims or 0 in x.dims or str_(x.dtype) not in _DTYPES.get(name, _FLOATS):
         return None
     axes = _axes(site, len(x.dims))
     return reduction_over(site, "place" if name[:3] == "arg" else name, axes) if axes else None
