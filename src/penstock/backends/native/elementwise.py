@@ -35,11 +35,22 @@ from penstock.backends.native.terms import (
     Term,
     converted,
 )
+from penstock.backends.native.tiles import (
+    DIRECT,
+    GATHERED,
+    MOST_RANK,
+    REGISTER_BYTES,
+    check_strides,
+    dense_steps,
+    merged_dims,
+    modes_of_rows,
+    tiles_of,
+    with_rows,
+)
 from penstock.core.records import replace
-from penstock.core.traced import TRACED, computed, deferred, int64s
+from penstock.core.traced import deferred, int64s
 from penstock.core.types import TensorType, dtype_name
 from penstock.ir.graph import Node, Value
-from penstock.ir.layout import packed_strides
 from penstock.ops.internal.fused import FUSED, is_fused, parts
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.work_estimate import Workload
@@ -48,16 +59,10 @@ if TYPE_CHECKING:
     from penstock.backends.native.codes import CodePair
 
 # As in c/core/elementwise.c.
-_REGISTERS, _REGISTER_BYTES, _MOST_RANK, _MOST_INPUTS = 32, 2048, 8, 17
-_DIRECT, _GATHERED, _ONCE = range(3)
-_OPERAND = Struct(f"=4i{_MOST_RANK}q")  # register, mode, bytes of an element, 0, strides
+_REGISTERS, _MOST_INPUTS = 32, 17
+_OPERAND = Struct(f"=4i{MOST_RANK}q")  # register, mode, bytes of an element, 0, strides
 _CONSTANT = Struct("=2i8s")  # register, bytes of an element, the element
 _HEADER, _LATE = Struct("=8i"), Struct("=3i")  # as in c/late.c
-
-# Least row size, in bytes per instruction plus one, for which tiles end at row ends, so that
-# operands are read in place instead of gathered from parts of several rows.
-_LEAST_ROW = 256
-_MOST_STRIDED = 2048  # most elements of a result with non-contiguous operands
 
 # Cost, in additions, above which a lookup table of all bytes is faster.
 _TABLE = 2
@@ -345,21 +350,21 @@ class _Program:
         dims, steps = self._coalesced(operands, output, strides)
         size = math.prod(dims)
         if strides is not None:
-            _check_strides(steps, size)
+            check_strides(steps, size)
         widest = max([_SIZES[value.kind] for value in order])
         registers, instructions = self._allocate(order, result)
-        most = _REGISTER_BYTES // widest
+        most = REGISTER_BYTES // widest
         if row:
-            dims, steps = _with_rows(dims, steps, row)
-            tile, modes, items = most, _modes_of_rows(dims, steps), -(-size // most)
+            dims, steps = with_rows(dims, steps, row)
+            tile, modes, items = most, modes_of_rows(dims, steps), -(-size // most)
         else:
-            tile, modes, row, items = _tiles(dims, steps, most, len(instructions))
-        unused = [0] * (_MOST_RANK - len(dims))
+            tile, modes, row, items = tiles_of(dims, steps, most, len(instructions))
+        unused = [0] * (MOST_RANK - len(dims))
         placed = zip(held, modes, steps, strict=True)
         table = [(registers[v], m, _SIZES[v.kind], 0, *s, *unused) for v, m, s in placed]
         constants = _constants(order, registers)
         cost = sum([_ADDITIONS.get(value.operation, 1) for value in order if value.operation])
-        cost += (2 if row else 20) * modes.count(_GATHERED)
+        cost += (2 if row else 20) * modes.count(GATHERED)
         can_fail = _can_fail(order)
         pointers: list[Any] = [Tensor(i) for i in operands]
         call = NativeCall(
@@ -378,11 +383,11 @@ class _Program:
             items=items,
             # A single thread would fetch operands that other threads computed from their cores'
             # caches: 0.15 ns per element, the time of three additions.
-            item_ns=rows_ns(tile * (cost + 3 * modes.count(_DIRECT)), rows=len(instructions)),
+            item_ns=rows_ns(tile * (cost + 3 * modes.count(DIRECT)), rows=len(instructions)),
             # The operands must be intact to find the error again.
             inplace=()
             if can_fail
-            else tuple([i for i, mode in zip(operands, modes, strict=True) if mode == _DIRECT]),
+            else tuple([i for i, mode in zip(operands, modes, strict=True) if mode == DIRECT]),
             can_fail=can_fail,
             restrided=partial(_Program.call, self, result, output) if strides is None else None,
         )
@@ -428,7 +433,9 @@ class _Program:
             return self.call(self.finished(self.result(), output), output, strides)
         return replace(
             made,
-            inplace=tuple([i for i in (0, 1) if math.prod(dims) > 1 and steps[i] == _dense(dims)]),
+            inplace=tuple(
+                [i for i in (0, 1) if math.prod(dims) > 1 and steps[i] == dense_steps(dims)]
+            ),
             restrided=partial(_Program.of_integers, self, output, pair)
             if strides is None
             else None,
@@ -487,31 +494,11 @@ class _Program:
             type_, given = self.site.tensors[i], None if strides is None else strides[i]
             assert type_ is not None
             shape = self.dims.get(i, type_.dims)
-            steps = _dense(shape) if given is None else (*given, *shape[len(given) :])
+            steps = dense_steps(shape) if given is None else (*given, *shape[len(given) :])
             # The stride of a dim of 1 is arbitrary; 0 marks a broadcast.
             own = [step if dim != 1 else 0 for dim, step in zip(shape, steps, strict=True)]
             rows.append([0] * (rank - len(own)) + own)
-        axes = [axis for axis in range(rank) if output.dims[axis] != 1]
-        axes.sort(key=lambda axis: -rows[-1][axis])
-        ordered = [output.dims[axis] for axis in axes]
-        # Programs write a dense result, without strides.
-        if [rows[-1][axis] for axis in axes] != _dense(ordered):
-            raise UnsupportedError
-        dims: list[int] = []
-        columns: list[tuple[int, ...]] = []
-        for axis, dim in zip(axes, ordered, strict=True):
-            column = tuple([row[axis] for row in rows[:-1]])
-            if dims and columns[-1] == tuple([step * dim for step in column]):
-                dims[-1] *= dim
-                columns[-1] = column
-            else:
-                dims.append(dim)
-                columns.append(column)
-        if not dims:
-            dims, columns = [1], [(0,) * len(operands)]
-        if len(dims) > _MOST_RANK:
-            raise UnsupportedError
-        return dims, [[column[k] for column in columns] for k in range(len(operands))]
+        return merged_dims(output.dims, rows[:-1], rows[-1])
 
     def _allocate(
         self, order: Iterable[Term], result: Term
@@ -626,81 +613,5 @@ def _joined(entries: Iterable[bytes]) -> np.ndarray:
 
 def _table_of(*numbers: int) -> np.ndarray:
     """Return the table of operands with these numbers."""
-    each = 4 + _MOST_RANK
+    each = 4 + MOST_RANK
     return _joined([_OPERAND.pack(*numbers[i : i + each]) for i in range(0, len(numbers), each)])
-
-
-def _dense(dims: Sequence[int]) -> list[int]:
-    """Return contiguous (row-major) strides, in elements."""
-    strides = packed_strides if TRACED.isdisjoint(map(type, dims)) else packed_strides.__wrapped__
-    return list(strides(tuple(dims), 1))
-
-
-def _check_strides(steps: Sequence[Sequence[int]], size: int) -> None:
-    """Raise ``UnsupportedError`` where blocked copies are faster than strided reads."""
-    if size > _MOST_STRIDED and any(own[-1] > 1 for own in steps):
-        raise UnsupportedError
-
-
-def _tiles(
-    dims: Sequence[int], strides: Sequence[Sequence[int]], most: int, instructions: int
-) -> tuple[int, list[int], int, int]:
-    """As ``_tile``, then the elements of a row if tiles end with rows, else 0; and the tiles."""
-    tile, modes = _tile(dims, strides, most)
-    row, size = dims[-1], math.prod(dims)
-    pairs = list(zip(modes, strides, strict=True))
-    least = 0 if row > most else 1  # parts of a row share copies of per-row operands
-    in_place = any(mode == _GATHERED and least <= own[-1] <= 1 for mode, own in pairs)
-    if not in_place or row * (_REGISTER_BYTES // most) < _LEAST_ROW * (1 + instructions):
-        return tile, modes, 0, -(-size // tile)
-    parts = -(-row // most)
-    return -(-row // parts), _modes_of_rows(dims, strides), row, size // row * parts
-
-
-def _modes_of_rows(dims: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
-    """Return how to load each operand into a register where tiles end with rows."""
-    dense = _dense(dims)
-    return [_DIRECT if list(own) == dense else _GATHERED if any(own) else _ONCE for own in strides]
-
-
-def _with_rows(
-    dims: list[int], strides: Sequence[list[int]], row: int
-) -> tuple[list[int], list[list[int]]]:
-    """Return ``dims`` and ``strides`` with ``row`` as the last dim, unless rows can stay merged."""
-    if dims[-1] == row or (len(dims) == 1 and dims[0] % row == 0):
-        return dims, list(strides)
-    if len(dims) == _MOST_RANK or dims[-1] % row:
-        raise UnsupportedError
-    apart = [[*own[:-1], own[-1] * row, own[-1]] for own in strides]
-    return [*dims[:-1], dims[-1] // row, row], apart
-
-
-def _tile(
-    dims: Sequence[int], strides: Sequence[Sequence[int]], most: int
-) -> tuple[int, list[int]]:
-    """Return the elements of a tile, and the load mode of each operand. Operands that repeat within
-    a tile are equal for all tiles."""
-    own = _dense(dims)
-    periods = []
-    for steps in strides:
-        outer = 0
-        while outer < len(steps) and steps[outer] == 0:
-            outer += 1
-        dense = list(steps[outer:]) == own[outer:]
-        periods.append(math.prod(dims[outer:]) if dense else 0)
-    size = math.prod(dims)
-    tile = most
-    lcm = math.lcm if TRACED.isdisjoint(map(type, periods)) else partial(computed, math.lcm)
-    common = 1
-    for period in periods:
-        if 0 < period <= most and period < size:
-            common = lcm(common, period)
-    if 1 < common <= most:
-        tile = most // common * common
-    modes = []
-    for period in periods:
-        if period == size and size > 1:
-            modes.append(_DIRECT)
-        else:
-            modes.append(_ONCE if period and tile % period == 0 else _GATHERED)
-    return tile, modes
