@@ -112,12 +112,7 @@ def leaky_relu(dtype: np.dtype, attrs: Attrs) -> Body:
     if slope <= 0:
         return lambda x, out, t: split(x, alpha, out, t)
     choose = maximum if slope <= 1 else minimum
-
-    def body(x: np.ndarray, out: np.ndarray, t: np.ndarray) -> None:
-        np.multiply(x, alpha, t)
-        choose(x, t, out)
-
-    return body
+    return lambda x, out, t: choose(x, np.multiply(x, alpha, t), out)
 
 
 def _softplus(dtype: np.dtype, attrs: Attrs) -> Body:
@@ -164,27 +159,13 @@ def _shrink(dtype: np.dtype, attrs: Attrs) -> Body:
 def sigmoid(dtype: np.dtype, attrs: Attrs) -> Body:
     """1 / (1 + exp(-x)). Where exp overflows to infinity, the quotient is 0, as it should be."""
     one = typed_scalar(1, dtype)
-
-    def body(x: np.ndarray, out: np.ndarray) -> None:
-        np.negative(x, out)
-        np.exp(out, out)
-        np.add(out, one, out)
-        np.divide(one, out, out)
-
-    return body
+    return lambda x, out: np.divide(one, np.add(np.exp(np.negative(x, out), out), one, out), out)
 
 
 def swish(dtype: np.dtype, attrs: Attrs) -> Body:
     """x sigmoid(alpha x)."""
     factor, one = _constants(dtype, -attrs.get("alpha", 1.0), 1)
-
-    def body(x: np.ndarray, out: np.ndarray, t: np.ndarray) -> None:
-        np.multiply(x, factor, t)
-        np.exp(t, t)
-        np.add(t, one, t)
-        np.divide(x, t, out)
-
-    return body
+    return lambda x, out, t: np.divide(x, np.add(np.exp(np.multiply(x, factor, t), t), one, t), out)
 
 
 def _swiglu(dtype: np.dtype, attrs: Attrs) -> Body:
@@ -230,13 +211,7 @@ def _gelu_tanh(dtype: np.dtype, attrs: Attrs) -> Body:
 def _hard_sigmoid(dtype: np.dtype, attrs: Attrs) -> Body:
     alpha, beta = _constants(dtype, attrs.get("alpha", 0.2), attrs.get("beta", 0.5))
     zero, one = _constants(dtype, 0, 1)
-
-    def body(x: np.ndarray, out: np.ndarray) -> None:
-        np.multiply(x, alpha, out)
-        np.add(out, beta, out)
-        clip(out, zero, one, out)
-
-    return body
+    return lambda x, out: clip(np.add(np.multiply(x, alpha, out), beta, out), zero, one, out)
 
 
 def _hard_swish(dtype: np.dtype, attrs: Attrs) -> Body:
@@ -251,13 +226,7 @@ def _hard_swish(dtype: np.dtype, attrs: Attrs) -> Body:
 
 def _softsign(dtype: np.dtype, attrs: Attrs) -> Body:
     one = typed_scalar(1, dtype)
-
-    def body(x: np.ndarray, out: np.ndarray, t: np.ndarray) -> None:
-        np.absolute(x, t)
-        np.add(t, one, t)
-        np.divide(x, t, out)
-
-    return body
+    return lambda x, out, t: np.divide(x, np.add(np.absolute(x, t), one, t), out)
 
 
 def _mish(dtype: np.dtype, attrs: Attrs) -> Body:
@@ -298,11 +267,8 @@ def _affine(dtype: np.dtype, attrs: Attrs) -> Body:
 
 
 def _scaled_tanh(dtype: np.dtype, attrs: Attrs) -> Body:
-    def body(x: np.ndarray, out: np.ndarray) -> None:
-        np.tanh(np.multiply(x, attrs["beta"], out), out)
-        np.multiply(out, attrs["alpha"], out)
-
-    return body
+    alpha, beta = attrs["alpha"], attrs["beta"]
+    return lambda x, out: np.multiply(np.tanh(np.multiply(x, beta, out), out), alpha, out)
 
 
 def _recurrent_threshold(dtype: np.dtype, attrs: Attrs) -> Body:

@@ -120,23 +120,12 @@ def _pow_element(a: Dim, b: Dim) -> Dim:
     return a if b == 1 else None
 
 
-def _cube(x: np.ndarray, out: np.ndarray, t: np.ndarray) -> None:
-    np.square(x, t)
-    np.multiply(t, x, out)
-
-
-def _fourth_power(x: np.ndarray, out: np.ndarray) -> None:
-    np.square(x, out)
-    np.square(out, out)
-
-
-def _reciprocal_root(x: np.ndarray, out: np.ndarray) -> None:
-    np.sqrt(x, out)
-    np.reciprocal(out, out)
-
-
-_POWERS: dict[float, tuple[Body, int]]
-_POWERS = {-0.5: (_reciprocal_root, 0), 3.0: (_cube, 1), 4.0: (_fourth_power, 0)}
+_POWERS: dict[float, tuple[Body, int]] = {
+    -0.5: (lambda x, out: np.reciprocal(np.sqrt(x, out), out), 0),
+    3.0: (lambda x, out, t: np.multiply(np.square(x, t), x, out), 1),
+    4.0: (lambda x, out: np.square(np.square(x, out), out), 0),
+}
+"""bodies of powers with constant exponents, and the numbers of their scratch arrays"""
 _POWER_UFUNCS = {-1.0: np.reciprocal, 0.5: np.sqrt, 1.0: np.positive, 2.0: np.square}
 
 
