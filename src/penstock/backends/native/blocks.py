@@ -29,10 +29,10 @@ _TOGETHER = 8  # weights along K that are processed together
 @family("com.microsoft.MatMulNBits")
 def block_product(site: Site) -> NativeCall | None:
     """MatMulNBits of float32 with constant weights."""
-    x, b, scales, zeros = site.input(0), site.weights(1), site.weights(2), site.constant(3)
+    x, b, scales, zeros = site.tensor(0), site.weights(1), site.weights(2), site.constant(3)
     if b is None or scales is None or (zeros is None and site.input(3) is not None):
         return None
-    if x is None or x.dtype != FLOAT32 or site.input(4) is not None or 0 in x.dims:
+    if x.dtype != FLOAT32 or site.input(4) is not None or 0 in x.dims:
         return None
     bias = site.input(5)
     if bias is not None and bias.dtype != FLOAT32:
@@ -81,8 +81,7 @@ def _by_codes(
     held: dict[int, Reordered],
 ) -> NativeCall:
     """Return the call of a product whose rows are quantized to int8 by block."""
-    x, bias = site.input(0), None if site.input(5) is None else Tensor(5)
-    assert x is not None
+    x, bias = site.tensor(0), None if site.input(5) is None else Tensor(5)
     rows, panels = math.prod(x.dims[:-1]), math.ceil(packed.n / PANEL)
     together = min(rows, _ROWS_OF_PIECE)
     of_rows = math.ceil(rows / together)
@@ -124,9 +123,7 @@ def experts_call(site: Site) -> NativeCall | None:
         return None
     attrs, hidden, (tokens, count) = site.node.attrs, x.dims[-1], scores.dims
     fusion, chosen = fusion_of(attrs), int(attrs.get("k", 1))
-    first = site.input(layers[0].weights)
-    if first is None:
-        return None
+    first = site.tensor(layers[0].weights)
     inner = first.dims[1] // (2 if fusion else 1)
     words: list[Word] = []
     keep: list[Any] = []

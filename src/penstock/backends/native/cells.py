@@ -17,8 +17,8 @@ def _row_ns(units: int, gates: int) -> float:
 @family("penstock.LstmCell", work=by_memory)
 def lstm_cell(site: Site) -> NativeCall | None:
     """LstmCell."""
-    cell = site.input(1)
-    if cell is None or cell.dtype != FLOAT32 or not cell.elements or None in site.node.outputs:
+    cell = site.tensor(1)
+    if cell.dtype != FLOAT32 or not cell.elements or None in site.node.outputs:
         return None
     units = cell.dims[-1]
     starts = [place * units for place in site.attr("order", ())]
@@ -31,8 +31,8 @@ def lstm_cell(site: Site) -> NativeCall | None:
 @family("penstock.GruCell", work=by_memory)
 def gru_cell(site: Site) -> NativeCall | None:
     """GruCell."""
-    state = site.input(2)
-    if state is None or state.dtype != FLOAT32 or not state.elements:
+    state = site.tensor(2)
+    if state.dtype != FLOAT32 or not state.elements:
         return None
     units = state.dims[-1]
     starts = [place * units for place in site.attr("order", ())]
@@ -59,8 +59,8 @@ def gru_gates(site: Site) -> NativeCall | None:
 @family("penstock.GruState", work=by_memory)
 def gru_state(site: Site) -> NativeCall | None:
     """GruState."""
-    state, x = site.input(2), site.input(3)
-    if state is None or state.dtype != FLOAT32 or not state.elements:
+    state, x = site.tensor(2), site.input(3)
+    if state.dtype != FLOAT32 or not state.elements:
         return None
     units, (place,) = state.dims[-1], site.attr("order", (0,))
     arrays = *map(Tensor, range(3)), None if x is None else Tensor(3), site.result()

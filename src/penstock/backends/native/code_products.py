@@ -162,8 +162,8 @@ class _Packed(NamedTuple):
 
 def axes_of(site: Site, node: Node, tensor: int, taps: Sequence[int]) -> Axes | None:
     """Return the axes of the input ``tensor`` as images; None if no kernel is available."""
-    x = site.input(tensor)
-    if x is None or not 3 <= len(x.dims) <= 5 or 0 in (*x.dims, *site.output().dims, *taps):
+    x = site.tensor(tensor)
+    if not 3 <= len(x.dims) <= 5 or 0 in (*x.dims, *site.output().dims, *taps):
         return None
     axes = [_POINT] * (5 - len(x.dims))
     axes += list(windows(node.attrs, taps, x.dims[2:]))
@@ -193,8 +193,8 @@ def products_of_rows(
     site: Site, x: Operand, weights: CodeWeights, rescaling: Rescaling
 ) -> NativeCall | None:
     """Return the call of a product of contiguous rows, which become the columns of one image."""
-    type_, (n, k, *_) = site.input(x.tensor), weights.dims
-    if type_ is None or 0 in (*type_.dims, n) or not type_.dims:
+    type_, (n, k, *_) = site.tensor(x.tensor), weights.dims
+    if 0 in (*type_.dims, n) or not type_.dims:
         return None
     call = _products(site, _axes_of_rows(type_.elements // k), x, weights, rescaling)
     return None if call is None else _of_rows(call, k, n)
@@ -204,8 +204,8 @@ def products_of_matrices(
     site: Site, x: Operand, w: Operand, rescaling: Rescaling
 ) -> NativeCall | None:
     """Return the call of a product of two computed matrices, with any batch dims."""
-    a, b, dims = site.input(x.tensor), site.input(w.tensor), site.output().dims
-    if a is None or b is None or min(len(a.dims), len(b.dims)) < 2 or 0 in (*a.dims, *b.dims):
+    a, b, dims = site.tensor(x.tensor), site.tensor(w.tensor), site.output().dims
+    if min(len(a.dims), len(b.dims)) < 2 or 0 in (*a.dims, *b.dims):
         return None
     k, n = b.dims[-2:]
     matrices, lead = math.prod(b.dims[:-2]), dims[:-2]
@@ -496,8 +496,8 @@ def _numbers(
 ) -> tuple[np.ndarray | Tensor, bool] | None:
     """Return the floats of an input, and whether they are per index of the result's ``axis``, as
     constants always are; None if they have another form."""
-    type_, rank = site.input(i), len(site.output().dims)
-    if type_ is None or type_.dtype != FLOAT32 or len(type_.dims) > rank:
+    type_, rank = site.tensor(i), len(site.output().dims)
+    if type_.dtype != FLOAT32 or len(type_.dims) > rank:
         return None
     by_axis = (*[1] * axis, filters, *[1] * (rank - axis - 1))
     dims = (*[1] * (rank - len(type_.dims)), *type_.dims)

@@ -34,8 +34,8 @@ def check_order(dims: tuple[int, ...], strides: Sequence[tuple[int, ...] | None]
 @family("tflite.CodeTable", work=by_memory)
 def code_table_call(site: Site) -> NativeCall | None:
     """CodeTable of a dense tensor in any order of dims, which its result shares."""
-    x, output = site.input(0), site.output()
-    if x is None or not x.elements or output.dtype is None:
+    x, output = site.tensor(0), site.output()
+    if not x.elements or output.dtype is None:
         return None
     size, is_byte = x.elements, output.dtype.itemsize == 1
     table = np.array(site.node.attrs["table"]).astype(output.dtype).view(np.uint8)

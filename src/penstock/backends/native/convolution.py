@@ -94,8 +94,8 @@ def plane_workload(node: Node) -> Workload | None:
 
 def plane_convolution(site: Site) -> NativeCall | None:
     """Conv and ConvTranspose with constant weights, if a result row's input fits the cache."""
-    x, w, bias, y = site.input(0), site.constant(1), site.input(2), site.output()
-    if x is None or w is None or x.dtype != FLOAT32 or w.dtype != FLOAT32:
+    x, w, bias, y = site.tensor(0), site.constant(1), site.input(2), site.output()
+    if w is None or x.dtype != FLOAT32 or w.dtype != FLOAT32:
         return None
     sizes, group = x.dims[2:], site.attr("group", 1)
     if not 1 <= len(sizes) <= _AXES or 0 in (*x.dims, *y.dims):
@@ -201,8 +201,8 @@ def scattered_convolution(site: Site) -> NativeCall | None:
     finding what each position reads."""
     if site.node.op.name != "ConvTranspose" or site.attr("group", 1) > 1:
         return None
-    x, w, y = site.input(0), site.input(1), site.output()
-    if x is None or w is None or x.dtype != FLOAT32 or w.dtype != FLOAT32 or not y.elements:
+    x, w, y = site.tensor(0), site.tensor(1), site.output()
+    if x.dtype != FLOAT32 or w.dtype != FLOAT32 or not y.elements:
         return None
     sizes, (channels, filters) = x.dims[2:], w.dims[:2]
     if not 1 <= len(sizes) <= _AXES or site.ordered or site.rounds:

@@ -20,9 +20,9 @@ _SUFFIXES = {
 @family("CumProd", "CumSum")
 def cumulative(site: Site) -> NativeCall | None:
     """CumSum and CumProd over a constant axis."""
-    x, axis = site.input(0), site.constant(1)
-    suffix = _SUFFIXES.get(str_(x.dtype)) if x is not None else None
-    if x is None or suffix is None or axis is None or axis.size != 1 or not x.dims:
+    x, axis = site.tensor(0), site.constant(1)
+    suffix = _SUFFIXES.get(str_(x.dtype))
+    if suffix is None or axis is None or axis.size != 1 or not x.dims:
         return None
     place = normalize_axis(int(axis.item()), len(x.dims))
     outer, length, inner = math.prod(x.dims[:place]), x.dims[place], math.prod(x.dims[place + 1 :])

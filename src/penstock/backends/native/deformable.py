@@ -20,9 +20,9 @@ _KERNELS = {FLOAT32: ("deformable", 1), FLOAT64: ("deformable_float64", 2)}  # a
 @family("DeformConv")
 def deform_conv(site: Site) -> NativeCall | None:
     """Return the call for 2-D images; None for other ranks and dtypes, or for large kernels."""
-    x, w, y = site.input(0), site.input(1), site.output()
+    x, w, y = site.tensor(0), site.tensor(1), site.output()
     given = [t for t in site.tensors if t is not None]
-    if x is None or w is None or len(x.dims) != 4 or 0 in (*x.dims, *w.dims, *y.dims):
+    if len(x.dims) != 4 or 0 in (*x.dims, *w.dims, *y.dims):
         return None
     if x.dtype not in _KERNELS or any(t.dtype != x.dtype for t in given):
         return None

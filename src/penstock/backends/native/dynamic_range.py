@@ -21,9 +21,9 @@ _LEAST_WORK = 1 << 22  # least operations of a piece if columns are divided
 @family("tflite.DynamicRangeDense", work=integer_workload)
 def dynamic_range_call(site: Site) -> NativeCall | None:
     """DynamicRangeDense with constant weights, scales and bias."""
-    x, w, weights = site.input(0), site.input(1), site.weights(1)
+    x, w, weights = site.tensor(0), site.tensor(1), site.weights(1)
     scales, bias = site.constant(2), site.constant(3)
-    if x is None or w is None or weights is None or scales is None:
+    if weights is None or scales is None:
         return None
     if x.dtype != FLOAT32 or w.dtype != INT8 or 0 in (*x.dims, *w.dims):
         return None

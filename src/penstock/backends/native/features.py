@@ -19,8 +19,8 @@ _MOST_SEARCHES = 256
 
 def _of_rows(site: Site, kernel: str, *words: Word) -> NativeCall | None:
     """Return the call of a row-wise kernel on a numeric input, with further arguments ``words``."""
-    x = site.input(0)
-    if x is None or not x.dims or str_(x.dtype) not in _DTYPES:
+    x = site.tensor(0)
+    if not x.dims or str_(x.dtype) not in _DTYPES:
         return None
     inplace = (0,) if x == site.output() else ()
     words = (Tensor(0), site.result(), *words)
@@ -32,8 +32,8 @@ def _of_rows(site: Site, kernel: str, *words: Word) -> NativeCall | None:
 @family("ai.onnx.ml.ArrayFeatureExtractor")
 def array_feature_extractor(site: Site) -> NativeCall | None:
     """ArrayFeatureExtractor."""
-    x, places = site.input(0), site.input(1)
-    if x is None or places is None or places.dtype != INT64 or not x.dims:
+    x, places = site.tensor(0), site.tensor(1)
+    if places.dtype != INT64 or not x.dims:
         return None
     if x.dtype is None or x.dtype == STRING or x.dtype.itemsize not in (1, 2, 4, 8):
         return None
@@ -55,8 +55,8 @@ def _table(
 @family("ai.onnx.ml.LabelEncoder")
 def label_encoder(site: Site) -> NativeCall | None:
     """LabelEncoder of numbers, since version 2."""
-    x, y, attrs = site.input(0), site.output(), site.node.attrs
-    if x is None or x.dtype == STRING or site.node.op.version < 2:
+    x, y, attrs = site.tensor(0), site.output(), site.node.attrs
+    if x.dtype == STRING or site.node.op.version < 2:
         return None
     keys, values, default = encoded_labels(attrs)
     if keys.dtype != x.dtype or str_(x.dtype) not in _DTYPES or len(keys) != len(values):
@@ -78,8 +78,8 @@ def label_encoder(site: Site) -> NativeCall | None:
 @family("ai.onnx.ml.OneHotEncoder")
 def one_hot_encoder(site: Site) -> NativeCall | None:
     """OneHotEncoder of int64."""
-    x, (cats, dtype) = site.input(0), categories(site.node.attrs)
-    if x is None or x.dtype != INT64 or dtype != INT64:
+    x, (cats, dtype) = site.tensor(0), categories(site.node.attrs)
+    if x.dtype != INT64 or dtype != INT64:
         return None
     numbers = np.asarray(cats, np.int64)
     keys, table, count = _table(numbers, np.arange(len(cats)), -1)
@@ -105,8 +105,8 @@ def _by_feature(values: Any, width: int, dtype: np.dtype) -> np.ndarray | None:
 @family("ai.onnx.ml.Scaler")
 def scaler(site: Site) -> NativeCall | None:
     """Scaler."""
-    x = site.input(0)
-    width = x.dims[-1] if x is not None and x.dims else 0
+    x = site.tensor(0)
+    width = x.dims[-1] if x.dims else 0
     offset, scale = (
         _by_feature(site.attr(name, None) or [default], width, FLOAT32)
         for name, default in (("offset", 0.0), ("scale", 1.0))
@@ -119,8 +119,8 @@ def scaler(site: Site) -> NativeCall | None:
 @family("ai.onnx.ml.Imputer")
 def imputer(site: Site) -> NativeCall | None:
     """Imputer."""
-    x = site.input(0)
-    if x is None or not x.dims or x.dtype is None:
+    x = site.tensor(0)
+    if not x.dims or x.dtype is None:
         return None
     values, replaced, integers = imputed_values(site.node.attrs)
     imputed = _by_feature(values, x.dims[-1], x.dtype)
@@ -134,7 +134,7 @@ def imputer(site: Site) -> NativeCall | None:
 @family("ai.onnx.ml.Normalizer")
 def normalizer(site: Site) -> NativeCall | None:
     """Normalizer."""
-    x, norm = site.input(0), site.attr("norm", "MAX")
-    if x is None or len(x.dims) not in (1, 2) or norm not in NORMS:
+    x, norm = site.tensor(0), site.attr("norm", "MAX")
+    if len(x.dims) not in (1, 2) or norm not in NORMS:
         return None
     return _of_rows(site, "normalizer", x.dims[-1], list(NORMS).index(norm))

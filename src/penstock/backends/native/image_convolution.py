@@ -125,8 +125,8 @@ def image_convolution(site: Site) -> NativeCall | None:
     chain = _chain(site)
     if chain is None:
         return None
-    x, w = site.input(chain.x), site.input(chain.w)
-    if x is None or w is None or x.dtype != FLOAT32 or w.dtype != FLOAT32:
+    x, w = site.tensor(chain.x), site.tensor(chain.w)
+    if x.dtype != FLOAT32 or w.dtype != FLOAT32:
         return None
     sizes, group = x.dims[2:], chain.conv.attrs.get("group", 1)
     if not 1 <= len(sizes) <= AXES or 0 in (*x.dims, *site.output().dims, *w.dims):
@@ -258,8 +258,7 @@ def _convolution(
     items, work, lines, any_order = parts
     channels, filters, *_, room = numbers
     every = padded(filters) if packing.groups else channels * packing.repeats
-    x, constant = site.input(chain.x), site.weights(chain.w)
-    assert x is not None
+    x, constant = site.tensor(chain.x), site.weights(chain.w)
     given, rounds = constant is None or isinstance(chain.bias, int), packing.pairs == "rounded"
     weights = None if constant is None or given else packing.weights(constant)
     name = "image_convolution" if packing.groups else "image_depthwise"
@@ -295,8 +294,7 @@ def _of_all_channels(
     site: Site, chain: _Chain, axes: Sequence[SeenAxis], *, copies: bool = False
 ) -> NativeCall | None:
     """Return the call for channels-last images, or, with ``copies``, for other layouts."""
-    x, w, given = site.input(chain.x), site.input(chain.w), chain.conv.attrs.get("group", 1)
-    assert x is not None and w is not None
+    x, w, given = site.tensor(chain.x), site.tensor(chain.w), chain.conv.attrs.get("group", 1)
     # Narrow groups are merged to fill vectors: one wider group, with zeros for the weights between
     # channels and filters of different groups.
     every_filter = site.output().dims[1]
@@ -462,8 +460,7 @@ def _of_each_channel(
     site: Site, chain: _Chain, axes: Sequence[SeenAxis], *, copies: bool = False
 ) -> NativeCall | None:
     """As ``_of_all_channels``."""
-    x, w = site.input(chain.x), site.input(chain.w)
-    assert x is not None and w is not None
+    x, w = site.tensor(chain.x), site.tensor(chain.w)
     channels, columns = x.dims[1], axes[-1]
     rows = axes[0].most_taps * axes[1].most_taps
     taps, positions = rows * columns.most_taps, x.dims[0] * math.prod([a.positions for a in axes])

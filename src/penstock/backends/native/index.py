@@ -43,9 +43,9 @@ def _suffix(site: Site, x: TensorType) -> str | None:
 @family("GatherElements", "ScatterElements", work=by_memory)
 def by_elements(site: Site) -> NativeCall | None:
     """GatherElements and ScatterElements."""
-    x, indices = site.input(0), site.input(1)
-    name = None if x is None else _suffix(site, x)
-    if x is None or indices is None or name is None or len(x.dims) != len(indices.dims):
+    x, indices = site.tensor(0), site.tensor(1)
+    name = _suffix(site, x)
+    if name is None or len(x.dims) != len(indices.dims):
         return None
     axis = normalize_axis(site.attr("axis", 0), len(x.dims))
     pairs = list(zip(x.dims, indices.dims, strict=True))
@@ -82,8 +82,8 @@ def by_elements(site: Site) -> NativeCall | None:
 @family("Gather", work=by_result)
 def gather_call(site: Site) -> NativeCall | None:
     """Gather: slices along one axis."""
-    x, indices, y = site.input(0), site.input(1), site.output()
-    if x is None or indices is None or x.dtype is None or x.dtype.kind not in "biufcV":
+    x, indices, y = site.tensor(0), site.tensor(1), site.output()
+    if x.dtype is None or x.dtype.kind not in "biufcV":
         return None
     if str_(indices.dtype) not in ("int32", "int64") or not y.elements:
         return None
@@ -160,8 +160,8 @@ class _Slices(NamedTuple):
 
 def _by_slices(site: Site, slices: _Slices) -> NativeCall | None:
     name, data, axes, (source, at, updates), mode, batch, fill = slices
-    indices, depth, end = site.input(at), len(axes), batch + len(axes)
-    if indices is None or str_(indices.dtype) not in ("int32", "int64") or not data.elements:
+    indices, depth, end = site.tensor(at), len(axes), batch + len(axes)
+    if str_(indices.dtype) not in ("int32", "int64") or not data.elements:
         return None
     if not indices.elements or name not in site.library.kernels:
         return None
@@ -193,9 +193,9 @@ def _by_slices(site: Site, slices: _Slices) -> NativeCall | None:
 @family("GatherND", "ScatterND", work=by_memory)
 def by_tuples(site: Site) -> NativeCall | None:
     """GatherND and ScatterND."""
-    x, indices = site.input(0), site.input(1)
-    name = None if x is None else _suffix(site, x)
-    if x is None or indices is None or name is None or not indices.dims or not indices.dims[-1]:
+    x, indices = site.tensor(0), site.tensor(1)
+    name = _suffix(site, x)
+    if name is None or not indices.dims or not indices.dims[-1]:
         return None
     batch, depth = site.attr("batch_dims", 0), indices.dims[-1]
     shape = (*indices.dims[:-1], *x.dims[depth:])
@@ -215,8 +215,8 @@ def into_filled(site: Site) -> NativeCall | None:
     at, of_updates, mode = 0, len(site.node.inputs) // 2, _EXACT  # the second, or behind the dims
     if op == "Segment":
         at, of_updates, mode = 1, 0, _FROM_ZERO
-    indices, updates = site.input(at), site.input(of_updates)
-    if indices is None or updates is None or updates.dtype != dtype:
+    indices, updates = site.tensor(at), site.tensor(of_updates)
+    if updates.dtype != dtype:
         return None
     if dtype is None or dtype.kind not in "biuf":
         return None
@@ -246,10 +246,10 @@ def into_filled(site: Site) -> NativeCall | None:
 @family("tflite.SliceGather", "tflite.SliceScatter", work=by_memory)
 def whole_slices(site: Site) -> NativeCall | None:
     """SliceGather and SliceScatter of whole slices along the leading axes."""
-    x, indices, attrs = site.input(0), site.input(1), site.node.attrs
+    x, indices, attrs = site.tensor(0), site.tensor(1), site.node.attrs
     gathers = len(site.node.inputs) == 2
     moved = site.output() if gathers else site.input(2)
-    if x is None or indices is None or moved is None:
+    if moved is None:
         return None
     if x.dtype is None or x.dtype.kind not in "biuf" or x.dtype != moved.dtype:
         return None
@@ -294,8 +294,8 @@ def update_slice(site: Site) -> NativeCall | None:
 @family("tflite.Bucketize", work=by_memory)
 def bucketize(site: Site) -> NativeCall | None:
     """Bucketize."""
-    x = site.input(0)
-    if x is None or f"buckets_{x.dtype}" not in site.library.kernels:
+    x = site.tensor(0)
+    if f"buckets_{x.dtype}" not in site.library.kernels:
         return None
     bounds = np.array(site.node.attrs["boundaries"], np.result_type(x.dtype, "f"))
     steps = len(bounds) if len(bounds) <= _FEW_BOUNDS else 20 * math.log2(len(bounds))
@@ -307,8 +307,8 @@ def bucketize(site: Site) -> NativeCall | None:
 @family("TopK", work=by_memory)
 def top_k_call(site: Site) -> NativeCall | None:
     """TopK with a small constant K, or over few elements."""
-    x, count = site.input(0), site.constant(1)
-    if x is None or x.dtype is None or count is None:
+    x, count = site.tensor(0), site.constant(1)
+    if x.dtype is None or count is None:
         return None
     if f"topk_{x.dtype}" not in site.library.kernels:
         return None

@@ -35,9 +35,9 @@ def _work(rows: int, features: int, filters: int, held: int, speed: int) -> Work
 @family("tflite.IntegerSvdf", work=svdf_workload)
 def integer_svdf_call(site: Site) -> NativeCall | None:
     """IntegerSvdf with constant weights."""
-    x, memory, weights = site.input(0), site.input(5), site.weights(1)
+    x, memory, weights = site.tensor(0), site.tensor(5), site.weights(1)
     times, added, bias = [site.constant(i) for i in (2, 3, 4)]
-    if x is None or memory is None or 0 in (*x.dims, *memory.dims):
+    if 0 in (*x.dims, *memory.dims):
         return None
     if weights is None or times is None or added is None or bias is None:
         return None

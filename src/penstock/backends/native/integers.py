@@ -77,8 +77,8 @@ def integer_product(site: Site) -> NativeCall | None:
     that converts its accumulators to floats."""
     node, *others = parts(site.node)
     places = _places(site, node)
-    x, w, result = site.input(places.x[0]), site.input(places.w[0]), site.output()
-    if x is None or w is None or {x.dtype, w.dtype} - {INT8, UINT8} or 0 in (*x.dims, *w.dims):
+    x, w, result = site.tensor(places.x[0]), site.tensor(places.w[0]), site.output()
+    if {x.dtype, w.dtype} - {INT8, UINT8} or 0 in (*x.dims, *w.dims):
         return None
     if result.dtype not in _RESULTS or node.attrs.get("transA", 0) or not x.dims or not w.dims:
         return None
@@ -151,8 +151,8 @@ def _rescaling(site: Site, node: Node, places: _Places, n: int) -> Rescaling | N
 @family("DynamicQuantizeLinear", work=by_memory)
 def dynamically_quantized(site: Site) -> NativeCall | None:
     """DynamicQuantizeLinear: quantize floats over their own range."""
-    x = site.input(0)
-    if x is None or x.dtype != FLOAT32:
+    x = site.tensor(0)
+    if x.dtype != FLOAT32:
         return None
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:

@@ -16,8 +16,8 @@ _MOST_ITEMS = 64  # of determinants, each with workspace for a matrix
 @family("Det", "com.microsoft.Inverse")
 def inverse_call(site: Site) -> NativeCall | None:
     """Inverse of com.microsoft, and Det."""
-    x = site.input(0)
-    if x is None or x.dtype not in (FLOAT32, FLOAT64) or not x.elements or x.dims[-1] > _MOST_SIDE:
+    x = site.tensor(0)
+    if x.dtype not in (FLOAT32, FLOAT64) or not x.elements or x.dims[-1] > _MOST_SIDE:
         return None
     side, count, inverts = x.dims[-1], math.prod(x.dims[:-2]), site.node.op.name == "Inverse"
     each = 1 if inverts else math.ceil(count / _MOST_ITEMS)

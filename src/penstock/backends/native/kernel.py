@@ -79,6 +79,14 @@ class Site:
         """Return the type of an input; None if it is omitted."""
         return self.tensors[i] if i < len(self.node.inputs) else None
 
+    def tensor(self, i: int) -> TensorType:
+        """As ``input``. Raises ``UnsupportedError`` if it is omitted."""
+        type_ = self.tensors[i] if i < len(self.node.inputs) else None
+        # Only for what a schema lets be omitted: the backend takes it for a node without a kernel.
+        if type_ is None:
+            raise UnsupportedError
+        return type_
+
     @property
     def constants(self) -> Contents:
         """The arrays of constant inputs."""

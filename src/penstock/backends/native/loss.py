@@ -14,8 +14,8 @@ _BLOCK = 2**12  # targets of an item
 @family("NegativeLogLikelihoodLoss")
 def negative_log_likelihood(site: Site) -> NativeCall | None:
     """NegativeLogLikelihoodLoss."""
-    x, target, weights = site.input(0), site.input(1), site.input(2)
-    if x is None or target is None or str_(x.dtype) not in ("float32", "float64"):
+    x, target, weights = site.tensor(0), site.tensor(1), site.input(2)
+    if str_(x.dtype) not in ("float32", "float64"):
         return None
     if str_(target.dtype) not in ("int32", "int64") or not x.elements:
         return None

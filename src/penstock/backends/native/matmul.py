@@ -116,8 +116,8 @@ def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
 def product(site: Site) -> NativeCall | None:
     """MatMul and Gemm, optionally with a scalar factor in a fused node; of integers, without
     factors."""
-    a, b = site.input(0), site.input(1)
-    if a is None or b is None or str_(a.dtype) not in _DTYPES or a.dtype != b.dtype:
+    a, b = site.tensor(0), site.tensor(1)
+    if str_(a.dtype) not in _DTYPES or a.dtype != b.dtype:
         return None
     alpha = _alpha(site)
     if alpha is None or (

@@ -55,8 +55,8 @@ class _Model:
 )
 def vector_model(site: Site) -> NativeCall | None:
     """LinearClassifier, LinearRegressor, SVMClassifier, SVMRegressor."""
-    x, attrs, name = site.input(0), site.node.attrs, site.node.op.name
-    if x is None or str_(x.dtype) not in ("float32", "float64", "int32", "int64"):
+    x, attrs, name = site.tensor(0), site.node.attrs, site.node.op.name
+    if str_(x.dtype) not in ("float32", "float64", "int32", "int64"):
         return None
     layer = _layer(site, x) if name.startswith("Linear") else None
     if layer is not None:

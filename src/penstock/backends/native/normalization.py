@@ -43,9 +43,9 @@ def group_normalization(site: Site) -> NativeCall | None:
 )
 def layer_normalization(site: Site) -> NativeCall | None:
     """LayerNormalization and RMSNormalization, which does not subtract the mean."""
-    x, centred = site.input(0), site.node.op.name == "LayerNormalization"
+    x, centred = site.tensor(0), site.node.op.name == "LayerNormalization"
     given = [type_ for type_ in site.tensors if type_ is not None]
-    if x is None or str_(x.dtype) not in _DTYPES or any(t.dtype != x.dtype for t in given):
+    if str_(x.dtype) not in _DTYPES or any(t.dtype != x.dtype for t in given):
         return None
     if not x.dims or not x.elements:
         return None
@@ -85,8 +85,7 @@ def _along(site: Site, i: int, tail: tuple[int, ...]) -> Tensor | np.ndarray | N
 
 def _call(site: Site, strides: _Strides) -> NativeCall:
     """Return the call for tensors of these strides. Raises ``UnsupportedError``."""
-    x = site.input(0)
-    assert x is not None
+    x = site.tensor(0)
     last = strides[0] is not None
     if last:
         innermost = strides_of(x.dims, 1, channels_last(len(x.dims)))
@@ -182,8 +181,8 @@ def _by_channel(
 @family("LRN", work=partial(by_memory, additions=10))
 def local_response_normalization(site: Site) -> NativeCall | None:
     """LRN of float32 over neighboring channels."""
-    x, size = site.input(0), site.attr("size", 1)
-    if x is None or str_(x.dtype) != "float32" or not x.elements:
+    x, size = site.tensor(0), site.attr("size", 1)
+    if str_(x.dtype) != "float32" or not x.elements:
         return None
     return _by_channel(site, _lrn) if size <= 2 * _MOST_AROUND else None
 

@@ -42,9 +42,9 @@ _Strides = Sequence[tuple[int, ...] | None]
 )
 def pooling_call(site: Site) -> NativeCall | None:
     """Pooling of floats, or MaxPool of 8-bit integers."""
-    x, name, p = site.input(0), site.node.op.name, site.attr("p", 2)
+    x, name, p = site.tensor(0), site.node.op.name, site.attr("p", 2)
     suffixes = _SUFFIXES_OF_MAXIMA if "Max" in name else _SUFFIXES
-    if x is None or str_(x.dtype) not in suffixes or 0 in (*x.dims, *site.output().dims):
+    if str_(x.dtype) not in suffixes or 0 in (*x.dims, *site.output().dims):
         return None
     if "Lp" in name and p not in (1, 2):
         return None
@@ -64,8 +64,8 @@ def pooling_call(site: Site) -> NativeCall | None:
 
 def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> NativeCall:
     """Return the call for tensors of these strides. Raises ``UnsupportedError``."""
-    x, y = site.input(0), site.output()
-    assert x is not None and x.dtype is not None
+    x, y = site.tensor(0), site.output()
+    assert x.dtype is not None
     indices = len(site.tensors) > 2 and site.tensors[2] is not None
     planes, channels = x.dims[0] * x.dims[1], 1
     if any(strides):

@@ -145,8 +145,8 @@ def integer_convolution(site: Site) -> NativeCall | None:
     x_at, w_at, zero_at, w_zero_at = [
         -1 if v is None else place[v] for v in [*conv.inputs, None, None][:4]
     ]
-    x, w = site.input(x_at), site.constant(w_at)
-    if x is None or w is None or {x.dtype, w.dtype} - {INT8, UINT8}:
+    x, w = site.tensor(x_at), site.constant(w_at)
+    if w is None or {x.dtype, w.dtype} - {INT8, UINT8}:
         return None
     w_zero = np.zeros(1, INT32) if w_zero_at < 0 else site.constant(w_zero_at)
     axes = axes_of(site, conv, x_at, w.shape[2:])
@@ -165,8 +165,7 @@ def integer_convolution(site: Site) -> NativeCall | None:
 
 
 def _of_each_channel(site: Site, chain: _Chain, w: np.ndarray, axes: Axes) -> NativeCall | None:
-    x, filters, rows, columns = site.input(chain.x.tensor), w.shape[0], axes.rows, axes.columns
-    assert x is not None
+    x, filters, rows, columns = site.tensor(chain.x.tensor), w.shape[0], axes.rows, axes.columns
     taps = _taps_of_bytes(w.reshape(filters, rows.kernel, columns.kernel))
     read = taps.shape[-1]
     quads = -(-read // 4)
@@ -299,9 +298,9 @@ def _chain_of(
     """Return the chain of a node whose ``operands`` are the input, the weights and the result;
     ``scaling`` has factors and offsets."""
     x, w, y = operands
-    codes, type_, dtype = site.constant(w.tensor), site.input(x.tensor), site.output().dtype
-    w_type = site.input(w.tensor)
-    if type_ is None or w_type is None or dtype is None or not w_type.elements:
+    codes, type_, dtype = site.constant(w.tensor), site.tensor(x.tensor), site.output().dtype
+    w_type = site.tensor(w.tensor)
+    if dtype is None or not w_type.elements:
         return None
     if {w_type.dtype, type_.dtype} - {INT8, UINT8} or dtype not in (INT8, UINT8, FLOAT32):
         return None

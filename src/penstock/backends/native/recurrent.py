@@ -97,9 +97,9 @@ def recurrence_workload(node: Node) -> Workload:
 @family("penstock.Recurrence", work=recurrence_workload)
 def recurrence_call(site: Site) -> NativeCall | None:
     """Recurrence with constant weights: as a recurrent layer, with products instead of X."""
-    products, weights, mask = site.input(0), site.weights(1), site.input(3)
+    products, weights, mask = site.tensor(0), site.weights(1), site.input(3)
     bias = site.constant(2)
-    if products is None or weights is None or (bias is None and site.input(2) is not None):
+    if weights is None or (bias is None and site.input(2) is not None):
         return None
     cell, places = site.attr("cell", ""), site.attr("places", ())
     if products.dtype != FLOAT32 or weights.dtype != FLOAT32 or not products.elements:
@@ -150,12 +150,12 @@ def recurrent_workload(node: Node) -> Workload:
 @family("tflite.Lstm", work=recurrent_workload)
 def recurrent_call(site: Site) -> NativeCall | None:
     """A recurrent layer over float32 with constant weights."""
-    x, is_quantized = site.input(0), site.node.op.name == _QUANTIZED
+    x, is_quantized = site.tensor(0), site.node.op.name == _QUANTIZED
     cell = site.node.op.name.upper().removeprefix("DYNAMICQUANTIZE")
     if site.node.op.domain == TFLITE and not _is_clipped_alone(site):
         return None
     held = _held_weights(site, cell, is_quantized)
-    if x is None or held is None or 0 in x.dims:
+    if held is None or 0 in x.dims:
         return None
     wanted = {0: FLOAT32, 4: INT32, 5: FLOAT32, 6: FLOAT32, 7: FLOAT32}
     if any((t := site.input(i)) is not None and t.dtype != dtype for i, dtype in wanted.items()):

@@ -60,8 +60,8 @@ def _axes(site: Site, rank: int) -> tuple[int, ...] | None:
 )
 def reduction_call(site: Site) -> NativeCall | None:
     """ReduceSum and the like, ArgMax and ArgMin."""
-    x, name = site.input(0), site.node.op.name.lower().removeprefix("reduce")
-    if x is None or not x.dims or 0 in x.dims or str_(x.dtype) not in _DTYPES.get(name, _FLOATS):
+    x, name = site.tensor(0), site.node.op.name.lower().removeprefix("reduce")
+    if not x.dims or 0 in x.dims or str_(x.dtype) not in _DTYPES.get(name, _FLOATS):
         return None
     axes = _axes(site, len(x.dims))
     return reduction_over(site, "place" if name[:3] == "arg" else name, axes) if axes else None
@@ -70,8 +70,8 @@ def reduction_call(site: Site) -> NativeCall | None:
 @family("tflite.IntegerMean", work=by_memory)
 def mean_of_codes(site: Site) -> NativeCall | None:
     """IntegerMean of so few codes that int32 holds their sum."""
-    x = site.input(0)
-    if x is None or 0 in x.dims or x.elements > _MOST_CODES:
+    x = site.tensor(0)
+    if 0 in x.dims or x.elements > _MOST_CODES:
         return None
     return reduction_over(site, "mean", site.node.attrs["axes"])
 
@@ -79,16 +79,16 @@ def mean_of_codes(site: Site) -> NativeCall | None:
 @family("tflite.IntegerProduct", work=by_memory)
 def product_of_codes(site: Site) -> NativeCall | None:
     """IntegerProduct of signed codes."""
-    x = site.input(0)
-    if x is None or 0 in x.dims or str_(x.dtype) not in ("int8", "int16"):
+    x = site.tensor(0)
+    if 0 in x.dims or str_(x.dtype) not in ("int8", "int16"):
         return None
     return reduction_over(site, "product", site.node.attrs["axes"])
 
 
 def _rescaling(site: Site) -> tuple[float, ...]:
     """Return the further arguments of the kernels of means and products of codes."""
-    x, attrs, name = site.input(0), site.node.attrs, site.node.op.name
-    if x is None or x.dtype is None or name not in ("IntegerMean", "IntegerProduct"):
+    x, attrs, name = site.tensor(0), site.node.attrs, site.node.op.name
+    if x.dtype is None or name not in ("IntegerMean", "IntegerProduct"):
         return ()
     (of_x, of_y), scales, ends = attrs["zero_points"], attrs["scales"], np.iinfo(x.dtype)
     number = shift = 0
@@ -106,16 +106,14 @@ def _rescaling(site: Site) -> tuple[float, ...]:
 def reduction_over(site: Site, name: str, axes: Sequence[int]) -> NativeCall:
     """Return the call of a reduction over these axes. Raises ``UnsupportedError`` unless
     adjacent."""
-    x = site.input(0)
-    assert x is not None
+    x = site.tensor(0)
     dtype = "uint8" if x.dtype == BOOL else x.dtype
     return _call(site, f"{name}_{dtype}", axes, (None,) * len(site.tensors))
 
 
 def _call(site: Site, name: str, axes: Sequence[int], strides: _Strides) -> NativeCall:
     """The call for tensors of these strides. Raises ``UnsupportedError``."""
-    x, y = site.input(0), site.output()
-    assert x is not None
+    x, y = site.tensor(0), site.output()
     parts = around(x.dims, axes, strides[0])
     kept = [i for i in range(len(x.dims)) if len(y.dims) == len(x.dims) or i not in axes]
     # Products that are rounded after each factor have a fixed order.

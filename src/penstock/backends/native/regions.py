@@ -24,8 +24,8 @@ _MOST_SIZE = 2**24  # of an image, whose positions are float32
 @family("RoiAlign", work=by_memory)
 def roi_align(site: Site) -> NativeCall | None:
     """RoiAlign in float32 and float64."""
-    x, rois, images, y = site.input(0), site.input(1), site.input(2), site.output()
-    if x is None or rois is None or images is None or 0 in (*x.dims, *y.dims):
+    x, rois, images, y = site.tensor(0), site.tensor(1), site.tensor(2), site.output()
+    if 0 in (*x.dims, *y.dims):
         return None
     if x.dtype not in (FLOAT32, FLOAT64) or rois.dtype != x.dtype or images.dtype != INT64:
         return None
@@ -57,8 +57,8 @@ def roi_align(site: Site) -> NativeCall | None:
 @family("MaxRoiPool", work=by_memory)
 def max_roi_pool(site: Site) -> NativeCall | None:
     """MaxRoiPool in float32."""
-    x, rois, y = site.input(0), site.input(1), site.output()
-    if x is None or rois is None or 0 in (*x.dims, *y.dims) or y.dims[3] > _MOST_BINS:
+    x, rois, y = site.tensor(0), site.tensor(1), site.output()
+    if 0 in (*x.dims, *y.dims) or y.dims[3] > _MOST_BINS:
         return None
     if x.dims[3] > _MOST_WIDTH or not x.dtype == rois.dtype == FLOAT32:
         return None
@@ -84,8 +84,8 @@ def max_roi_pool(site: Site) -> NativeCall | None:
 @family("com.microsoft.CropAndResize", "tensorflow.CropAndResize", work=by_memory)
 def crop_and_resize(site: Site) -> NativeCall | None:
     """CropAndResize of ONNX Runtime, whose channels are axis 1, and of TensorFlow's, the last."""
-    x, boxes, images, y = site.input(0), site.input(1), site.input(2), site.output()
-    if x is None or boxes is None or images is None or len(x.dims) != 4 or 0 in (*x.dims, *y.dims):
+    x, boxes, images, y = site.tensor(0), site.tensor(1), site.tensor(2), site.output()
+    if len(x.dims) != 4 or 0 in (*x.dims, *y.dims):
         return None
     if not x.dtype == boxes.dtype == FLOAT32 or images.dtype != INT32 or boxes.dims[1:] != (4,):
         return None
@@ -130,8 +130,7 @@ def _suppressed(site: Site, capacity: int, classes: int) -> Finish:
         made = [of[0, : count.item()].copy() for of in results[:-1]]
         return (*made, count) if outputs > 1 else made[0]
 
-    scores = site.input(1)
-    assert scores is not None
+    scores = site.tensor(1)
     rows = scores.elements // scores.dims[-1]
     dtypes = (INT32, FLOAT32)[: max(outputs - 1, 1)]
     writes = *[TensorType(t, (rows, capacity)) for t in dtypes], TensorType(INT32, (rows,))

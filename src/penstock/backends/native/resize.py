@@ -35,8 +35,8 @@ _Strides = Sequence[tuple[int, ...] | None]
 @family("Resize", "tflite.IntegerResize", work=by_memory)
 def resize(site: Site) -> NativeCall | None:
     """Resize with constant scales or sizes, except positions outside of the input."""
-    x, inputs = site.input(0), range(1, len(site.node.inputs))
-    if x is None or any(site.input(i) and site.constant(i) is None for i in inputs):
+    x, inputs = site.tensor(0), range(1, len(site.node.inputs))
+    if any(site.input(i) and site.constant(i) is None for i in inputs):
         return None
     nearest = site.attr("mode", "nearest") == "nearest"
     of_codes = site.node.op.name == "IntegerResize"
@@ -75,8 +75,8 @@ class _Padding(NamedTuple):
 @family("Pad", "tflite.Spread", work=by_memory)
 def pad(site: Site) -> NativeCall | None:
     """Pad of constant widths, in all modes; Spread."""
-    x, y, inputs = site.input(0), site.output(), range(1, len(site.node.inputs))
-    if x is None or any(site.input(i) and site.constant(i) is None for i in inputs):
+    x, y, inputs = site.tensor(0), site.output(), range(1, len(site.node.inputs))
+    if any(site.input(i) and site.constant(i) is None for i in inputs):
         return None
     size = 0 if x.dtype is None else x.dtype.itemsize
     if size not in (1, 2, 4, 8) or 0 in (*x.dims, *y.dims):
@@ -109,8 +109,8 @@ def pad(site: Site) -> NativeCall | None:
 def _pad_call(site: Site, padding: _Padding, strides: _Strides) -> NativeCall:
     """The call of a Pad with a constant, for tensors of these strides. Raises
     ``UnsupportedError``."""
-    x, y, (widths, steps, value) = site.input(0), site.output(), padding
-    assert x is not None and x.dtype is not None
+    x, y, (widths, steps, value) = site.tensor(0), site.output(), padding
+    assert x.dtype is not None
     x_strides = strides[0] or strides_of(x.dims, 1)
     y_strides = strides[len(site.node.inputs)] or strides_of(y.dims, 1)
     axes = [i for i, n in enumerate(y.dims) if n > 1 or x.dims[i] > 1 or any(widths[i])]
@@ -170,8 +170,7 @@ def _by_tables(site: Site, name: str, tables: Sequence[Table]) -> NativeCall:
 
 def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) -> NativeCall:
     """The call for tensors of these strides. Raises ``UnsupportedError``."""
-    x, y = site.input(0), site.output()
-    assert x is not None
+    x, y = site.tensor(0), site.output()
     x_strides = strides[0] or strides_of(x.dims, 1)
     y_strides = strides[len(site.node.inputs)] or strides_of(y.dims, 1)
     axes, inner = _rows(tables, (x, y), (x_strides, y_strides))

@@ -20,9 +20,9 @@ _SUFFIXES = {"float32": "float", "float64": "double"}
 @family("GridSample", work=by_memory)
 def grid_sample(site: Site) -> NativeCall | None:
     """GridSample of images in the type of their grids."""
-    x, grid, y = site.input(0), site.input(1), site.output()
-    suffix = _SUFFIXES.get(str_(x.dtype)) if x is not None else None
-    if x is None or grid is None or suffix is None or grid.dtype != x.dtype or 0 in x.dims:
+    x, grid, y = site.tensor(0), site.tensor(1), site.output()
+    suffix = _SUFFIXES.get(str_(x.dtype))
+    if suffix is None or grid.dtype != x.dtype or 0 in x.dims:
         return None
     mode, padding = sampling_modes(site.node.attrs)
     sizes, points, taps = x.dims[2:], math.prod(y.dims[2:]), _TAPS[mode]
@@ -47,9 +47,9 @@ def grid_sample(site: Site) -> NativeCall | None:
 @family("AffineGrid", work=by_memory)
 def affine_grid(site: Site) -> NativeCall | None:
     """AffineGrid of a constant size."""
-    theta, y = site.input(0), site.output()
-    suffix = _SUFFIXES.get(str_(theta.dtype)) if theta is not None else None
-    if theta is None or suffix is None or site.constant(1) is None or 0 in y.dims:
+    theta, y = site.tensor(0), site.output()
+    suffix = _SUFFIXES.get(str_(theta.dtype))
+    if suffix is None or site.constant(1) is None or 0 in y.dims:
         return None
     batch, *sizes, rank = y.dims
     corners = bool(site.attr("align_corners", 0))

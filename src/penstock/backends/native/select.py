@@ -24,8 +24,8 @@ def _size(x: TensorType | None) -> int:
 @family("Trilu")
 def trilu(site: Site) -> NativeCall | None:
     """Trilu with a constant diagonal."""
-    x, k = site.input(0), site.constant(1)
-    if x is None or not _size(x) or len(x.dims) < 2 or (k is None and site.input(1) is not None):
+    x, k = site.tensor(0), site.constant(1)
+    if not _size(x) or len(x.dims) < 2 or (k is None and site.input(1) is not None):
         return None
     if k is not None and k.size != 1:
         return None
@@ -52,9 +52,9 @@ def eye_like(site: Site) -> NativeCall | None:
 def one_hot(site: Site) -> NativeCall | None:
     """OneHot of integers with a constant depth; TensorFlow's with constant values, the second
     first."""
-    indices, depth, y = site.input(0), site.constant(1), site.output()
-    pair, values = [site.constant(i) for i in (3, 2)], site.input(2)
-    if indices is None or depth is None or values is None or values.dtype != y.dtype:
+    indices, depth, y = site.tensor(0), site.constant(1), site.output()
+    pair, values = [site.constant(i) for i in (3, 2)], site.tensor(2)
+    if depth is None or values.dtype != y.dtype:
         return None
     known = np.array([x.item() for x in pair if x is not None and x.size == 1], y.dtype)
     if known.size < 2 and values.dims != (2,):
@@ -75,9 +75,9 @@ def one_hot(site: Site) -> NativeCall | None:
 @family("ReverseSequence")
 def reverse_sequence(site: Site) -> NativeCall | None:
     """ReverseSequence."""
-    x, lengths = site.input(0), site.input(1)
+    x, lengths = site.tensor(0), site.tensor(1)
     time_first = site.attr("time_axis", 0) == 0
-    if x is None or lengths is None or not _size(x) or len(x.dims) < 2 or lengths.dtype != INT64:
+    if not _size(x) or len(x.dims) < 2 or lengths.dtype != INT64:
         return None
     times, batches = x.dims[:2] if time_first else x.dims[1::-1]
     if {site.attr("time_axis", 0), site.attr("batch_axis", 1)} != {0, 1}:
@@ -97,8 +97,8 @@ def reverse_sequence(site: Site) -> NativeCall | None:
 @family("com.microsoft.NGramRepeatBlock")
 def without_repeated(site: Site) -> NativeCall | None:
     """NGramRepeatBlock."""
-    ids, scores = site.input(0), site.input(1)
-    if ids is None or scores is None or (ids.dtype, scores.dtype) != (INT64, FLOAT32):
+    ids, scores = site.tensor(0), site.tensor(1)
+    if (ids.dtype, scores.dtype) != (INT64, FLOAT32):
         return None
     (rows, words), length = scores.dims, ids.dims[1]
     size = min(site.node.attrs["ngram_size"], length + 1)
@@ -115,8 +115,8 @@ def without_repeated(site: Site) -> NativeCall | None:
 @family("MaxUnpool")
 def max_unpool(site: Site) -> NativeCall | None:
     """MaxUnpool whose indices are those of the result."""
-    x, places, y = site.input(0), site.input(1), site.output()
-    if x is None or places is None or _size(x) not in (1, 2, 4, 8) or places.dtype != INT64:
+    x, places, y = site.tensor(0), site.tensor(1), site.output()
+    if _size(x) not in (1, 2, 4, 8) or places.dtype != INT64:
         return None
     if unpooled_shape(x, site.node.attrs) != y.dims:
         return None
@@ -128,8 +128,8 @@ def max_unpool(site: Site) -> NativeCall | None:
 @family("TensorScatter")
 def tensor_scatter(site: Site) -> NativeCall | None:
     """TensorScatter."""
-    x, update, starts = site.input(0), site.input(1), site.input(2)
-    if x is None or not _size(x) or update is None or not update.elements:
+    x, update, starts = site.tensor(0), site.tensor(1), site.input(2)
+    if not _size(x) or not update.elements:
         return None
     axis = normalize_axis(site.attr("axis", -2), len(x.dims))
     rows, entry = math.prod(x.dims[1:axis]), math.prod(x.dims[axis + 1 :]) * _size(x)

@@ -23,8 +23,8 @@ _ADDITIONS = {"float32": 7, "float64": 20}  # cost of an element, in additions
 @family("Hardmax", "LogSoftmax", "Softmax", work=partial(by_memory, additions=4))
 def softmax_call(site: Site) -> NativeCall | None:
     """Softmax and the like along one axis or, before opset 13, over all axes from ``axis`` on."""
-    x = site.input(0)
-    if x is None or str_(x.dtype) not in _ADDITIONS or not x.elements or not x.dims:
+    x = site.tensor(0)
+    if str_(x.dtype) not in _ADDITIONS or not x.elements or not x.dims:
         return None
     return _call(site, (None, None))
 
@@ -34,8 +34,8 @@ def softmax_of_codes(site: Site) -> NativeCall | None:
     """IntegerSoftmax of rows of int16."""
     from penstock.ops.common.code_curves import softmax_points  # only quantized models need it
 
-    x, attrs = site.input(0), site.node.attrs
-    if x is None or not x.elements or not x.dims or x.dtype != INT16:
+    x, attrs = site.tensor(0), site.node.attrs
+    if not x.elements or not x.dims or x.dtype != INT16:
         return None
     length = x.dims[-1]
     rows = x.elements // length
@@ -49,8 +49,7 @@ def softmax_of_codes(site: Site) -> NativeCall | None:
 
 def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
     """The call for tensors of these strides. Raises ``UnsupportedError``."""
-    x = site.input(0)
-    assert x is not None
+    x = site.tensor(0)
     if strides[0] != strides[1]:
         raise UnsupportedError
     rank = len(x.dims)
@@ -83,13 +82,8 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
 @ahead_of_cache("LogSoftmax", "Softmax")
 def softmax_of_any_shape(site: Site) -> AnyShapeCall | None:
     """Softmax along the last axis."""
-    x = site.input(0)
-    if (
-        x is None
-        or str_(x.dtype) not in _ADDITIONS
-        or not x.shape
-        or site.node.op.since < SINGLE_AXIS
-    ):
+    x = site.tensor(0)
+    if str_(x.dtype) not in _ADDITIONS or not x.shape or site.node.op.since < SINGLE_AXIS:
         return None
     rank = len(x.shape)
     if normalize_axis(site.attr("axis", -1), rank) != rank - 1:

@@ -25,9 +25,9 @@ _MOST_BITS = 32  # as in c/tables/hashes.c
 @family("tflite.RngBitGenerator", work=by_memory)
 def random_bits(site: Site) -> NativeCall | None:
     """RngBitGenerator."""
-    state, y = site.input(0), site.output(1)
+    state, y = site.tensor(0), site.output(1)
     threefry = site.attr("algorithm", 0) == _THREEFRY
-    if state is None or str_(state.dtype) != "uint64":
+    if str_(state.dtype) != "uint64":
         return None
     if state.dims not in ((2,), (2 if threefry else 3,)):
         return None

@@ -63,8 +63,8 @@ def ngram_hashes(site: Site) -> NativeCall | None:
 @family("com.microsoft.WordConvEmbedding")
 def embedded_words(site: Site) -> NativeCall | None:
     """WordConvEmbedding with constant weights."""
-    words, weights, table = site.input(0), site.constant(1), site.constant(3)
-    if words is None or weights is None or table is None or words.dtype != INT32:
+    words, weights, table = site.tensor(0), site.constant(1), site.constant(3)
+    if weights is None or table is None or words.dtype != INT32:
         return None
     (filters, _, window, _), (rows, characters) = weights.shape, words.dims
     elements = window * len(table) * filters

@@ -38,9 +38,7 @@ class _Signals(NamedTuple):
 @family("DFT")
 def dft(site: Site) -> NativeCall | None:
     """DFT of constant length and axis."""
-    x = site.input(0)
-    if x is None:
-        return None
+    x = site.tensor(0)
     types = site.tensors[: len(site.node.inputs)]
     axis, length = dft_sizes(site.node.op.since, types, site.node.attrs, site.constants)
     if axis is None or not isinstance(length, int):
@@ -56,9 +54,7 @@ def dft(site: Site) -> NativeCall | None:
 @family("STFT")
 def stft(site: Site) -> NativeCall | None:
     """STFT of constant length and step."""
-    x = site.input(0)
-    if x is None:
-        return None
+    x = site.tensor(0)
     types = site.tensors[: len(site.node.inputs)]
     step, length, frames = stft_sizes(types, site.constants)
     if not isinstance(step, int) or not isinstance(length, int) or not isinstance(frames, int):

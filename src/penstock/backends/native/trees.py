@@ -58,8 +58,8 @@ _READERS: Mapping[str, Callable[..., RunValue]] = {
 )
 def tree_ensemble(site: Site) -> NativeCall | None:
     """TreeEnsemble, TreeEnsembleClassifier, TreeEnsembleRegressor."""
-    x, attrs, name = site.input(0), site.node.attrs, site.node.op.name
-    if x is None or str_(x.dtype) not in ("float32", "float64", "int32", "int64"):
+    x, attrs, name = site.tensor(0), site.node.attrs, site.node.op.name
+    if str_(x.dtype) not in ("float32", "float64", "int32", "int64"):
         return None
     read = _READERS[name]
     share = shared((_pack, name, *attrs), lambda: _pack(read(attrs)), *attrs.values())

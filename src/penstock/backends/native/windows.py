@@ -20,8 +20,8 @@ _SUFFIXES = {"float32": "float", "float64": "double"}
 @family("Col2Im")
 def col2im(site: Site) -> NativeCall | None:
     """Col2Im with constant shapes."""
-    x, block, y = site.input(0), site.constant(2), site.output()
-    if x is None or site.constant(1) is None or block is None or str_(x.dtype) not in _SUFFIXES:
+    x, block, y = site.tensor(0), site.constant(2), site.output()
+    if site.constant(1) is None or block is None or str_(x.dtype) not in _SUFFIXES:
         return None
     axes = windows(site.node.attrs, [int(k) for k in block], y.dims[2:])
     if len(axes) > _AXES or 0 in (*x.dims, *y.dims) or not all(a.addressable for a in axes):
@@ -41,10 +41,10 @@ def col2im(site: Site) -> NativeCall | None:
 @family("tflite.ReduceWindow", work=by_memory)
 def reduce_window(site: Site) -> NativeCall | None:
     """ReduceWindow with constant windows."""
-    x, first, y = site.input(0), site.input(1), site.output()
+    x, first, y = site.tensor(0), site.tensor(1), site.output()
     sizes, strides, dilations = (site.constant(i) for i in (2, 3, 4))
     name = f"window_{site.node.attrs['reduction']}_{y.dtype}"
-    if x is None or first is None or sizes is None or strides is None or dilations is None:
+    if sizes is None or strides is None or dilations is None:
         return None
     if name not in site.library.kernels or first.dtype != y.dtype or not y.elements:
         return None
