@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +62,17 @@ def test_transposed_convolution_of_mediapipe_is_one_of_onnx(padding: int, size: 
     got = run(model([graph]), x)
     assert got.shape == (1, *size, 5)
     np.testing.assert_allclose(got[0], want[: size[0], : size[1]] + bias, rtol=1e-5, atol=1e-5)
+
+
+def test_custom_operator_of_images_is_known_in_a_process_that_read_no_other(tmp_path: Path) -> None:
+    options = np.array([1, 2, 2], np.int32).tobytes()
+    custom = ("CUSTOM:Convolution2DTransposeBias", ["x", "k", "b"], ["y"], options)
+    constants = {"k": np.ones((5, 3, 3, 2), np.float32), "b": np.zeros(5, np.float32)}
+    graph = subgraph({"x": ("float32", (1, 3, 4, 2))}, [custom], ["y"], constants)
+    path = tmp_path / "model.tflite"
+    path.write_bytes(model([graph]))
+    program = f"import penstock; print(penstock.load({str(path)!r}).graph.nodes[-1].op.name)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stdout.strip() == "Transpose", done.stderr

@@ -465,9 +465,10 @@ class SubgraphImporter:
 def rule_of(op: str) -> RuleEntry | None:
     """The rule of an operator; those that few models have are imported when one is asked for."""
     if op.startswith("CUSTOM:"):
-        from penstock.frontends.tflite.rules_custom import custom
+        # Custom operators of images have rules among those of other such operators.
+        from penstock.frontends.tflite import rules_custom, rules_images
 
-        return RULES.get(op) or RuleEntry(custom)
+        return RULES.get(op) or RuleEntry(rules_custom.custom)
     if op not in RULES:
         from penstock.frontends.tflite import rules_images  # noqa: F401
     if op not in RULES:
