@@ -68,9 +68,8 @@ class Group(HostBackend):
         if len(self._devices) < len(members):
             return "some of them have streams, and others have none"
         lacking = [(a, b) for a in members for b in members if copier(a, b) is None]
-        return (
-            f"nothing copies from {lacking[0][0].name} to {lacking[0][1].name}" if lacking else ""
-        )
+        texts = [f"nothing copies from {a.name} to {b.name}" for a, b in lacking]
+        return texts[0] if texts else ""
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         if node.op.full_name not in _COLLECTIVE:

@@ -46,12 +46,8 @@ if TYPE_CHECKING:
     from penstock.plan.tasks import Tasks
 
 # Names of the module are faster than attributes of a class.
-_ARENA, _ALIAS, _CONSTANT, _DYNAMIC = (
-    SlotKind.ARENA,
-    SlotKind.ALIAS,
-    SlotKind.CONSTANT,
-    SlotKind.DYNAMIC,
-)
+_ARENA, _ALIAS = SlotKind.ARENA, SlotKind.ALIAS
+_CONSTANT, _DYNAMIC = SlotKind.CONSTANT, SlotKind.DYNAMIC
 _Held = tuple[tuple[int, int], ...]
 """the arena slots that hold a value, each with the number of the write that stored it"""
 

@@ -63,9 +63,8 @@ UNIFORM: tuple[LayerType, ...] = ("static", "dynamic", "bfloat16", "blocks8", "w
 _FEW, _SOME, _MANY = 4, 12, 24
 _BRIEF = 0.05
 _BISECTIONS = 8
-_SIZE_WEIGHT = (
-    1e-13  # the cost of a byte of weights in seconds: all else equal, fewer bytes are better
-)
+# The cost of a byte of weights in seconds: all else equal, fewer bytes are better.
+_SIZE_WEIGHT = 1e-13
 _CLOSE = 1.3  # budgets of errors between which nothing more is tried
 _DOUBLINGS = 40
 # Rounds in which the seconds of conversions are learned, and by how much each may change them.

@@ -301,9 +301,8 @@ class BatchedRunner:
             if self._stacked is not None:
                 feeds[name] = np.stack(parts)
                 continue
-            feeds[name] = (
-                parts[0] if axis is None or len(parts) == 1 else np.concatenate(parts, axis)
-            )
+            alone = axis is None or len(parts) == 1
+            feeds[name] = parts[0] if alone else np.concatenate(parts, axis)
         return feeds
 
     def _alone(self, sequence: SequenceState) -> dict[SequenceState, Rows]:

@@ -309,9 +309,8 @@ def _packed(
     grouped = grouped if transposed else grouped.swapaxes(1, 2)
 
     def parts() -> Iterator[np.ndarray]:
-        for own, of_row in product(
-            grouped, rows
-        ):  # own: [channels, filters, slices, rows, columns]
+        # Those of a group are [channels, filters, slices, rows, columns].
+        for own, of_row in product(grouped, rows):
             for first in range(0, own.shape[1], _BLOCK):
                 some = own[:, first : first + _BLOCK][..., [k for k, _, _ in of_row], :]
                 for of_column in columns:

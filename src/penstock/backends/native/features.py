@@ -111,9 +111,9 @@ def scaler(site: Site) -> NativeCall | None:
         _by_feature(site.attr(name, None) or [default], width, FLOAT32)
         for name, default in (("offset", 0.0), ("scale", 1.0))
     )
-    return (
-        None if offset is None or scale is None else _of_rows(site, "scaler", offset, scale, width)
-    )
+    if offset is None or scale is None:
+        return None
+    return _of_rows(site, "scaler", offset, scale, width)
 
 
 @family("ai.onnx.ml.Imputer")

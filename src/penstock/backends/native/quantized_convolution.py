@@ -356,9 +356,8 @@ def _codes(
     # Scales along another axis cannot be factored out of the accumulators.
     several = max(codes.scale.size, codes.zero.size) > 1
     allowed = (1, -1) if axis else (0,)
-    is_vector = (
-        node.inputs[0] is not None and node.inputs[0].rank == 1
-    )  # with a single axis, ``axis`` is irrelevant
+    # With a single axis, ``axis`` is irrelevant.
+    is_vector = node.inputs[0] is not None and node.inputs[0].rank == 1
     other = node.attrs.get("axis", 1) not in allowed and not is_vector
     return None if several and other else codes
 

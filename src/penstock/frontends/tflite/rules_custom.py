@@ -51,11 +51,8 @@ def options_of(options: bytes) -> AttrDict | None:
 def numeric_verify(c: OperatorConversion) -> None:
     """LiteRT's operator in models for debugging: the differences of a tensor's real numbers from
     those it was computed from. It fails beyond ``tolerance`` quanta if the options say so."""
-    options, quantization = (
-        options_of(c.context.custom_options(c.operator)) or {},
-        c.quantizations[0],
-    )
-    tolerance = options.get("tolerance", 0.0)
+    options = options_of(c.context.custom_options(c.operator)) or {}
+    tolerance, quantization = options.get("tolerance", 0.0), c.quantizations[0]
     if not isinstance(tolerance, int | float):
         raise InexpressibleError(f"its tolerance is {tolerance!r}, which is no number")
     attrs = {}

@@ -74,9 +74,8 @@ def _infer_tokenizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     _check_rank(shape)
     if 0 in shape:
         return (TensorType(STRING, (*shape[:-1], 0)),)
-    known = all(
-        isinstance(dim, int) for dim in shape
-    )  # the output of an empty input has another rank
+    # The output of an empty input has another rank.
+    known = all(isinstance(dim, int) for dim in shape)
     return (TensorType(STRING, (*shape, None) if known else None),)
 
 

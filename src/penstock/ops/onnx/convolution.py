@@ -147,9 +147,7 @@ class _Block(NamedTuple):
     source: tuple[slice, ...]  # their elements in an image (C, ...), padding excluded
     padded: Field  # the workspace field of these elements with their padding
     strides: tuple[int, ...]  # of the windows over the padded elements
-    inner: (
-        tuple[slice, ...] | None
-    )  # the part of ``padded`` that is not padding; None without padding
+    inner: tuple[slice, ...] | None  # what of ``padded`` is not padding; None without padding
     unfolded: Field  # the element of each window for each channel and kernel position
     matrix: Field  # the same as a matrix, or one for each group
 
@@ -241,12 +239,10 @@ class _Shifts(NamedTuple):
     grid: tuple[int, ...]  # cells of a plane along each axis
     length: int  # cells that windows start at, including the superfluous ones at the ends of rows
     distance: int  # cells between the first and the last element of a window
-    taps: list[
-        tuple[int, slice]
-    ]  # for each kernel position: its plane, and the cells that the windows read
-    fills: list[
-        tuple[tuple[slice, ...], tuple[slice, ...]]
-    ]  # for each plane: its cells, and the input elements copied to them
+    # For each kernel position: its plane, and the cells that the windows read.
+    taps: list[tuple[int, slice]]
+    # For each plane: its cells, and the input elements copied to them.
+    fills: list[tuple[tuple[slice, ...], tuple[slice, ...]]]
     rows: tuple[int, ...]  # shape of the cells that windows start at
     inside: tuple[slice, ...]  # the windows among them
 

@@ -90,10 +90,8 @@ def _reduction(
         window = (*lead, axis.covered)
         settings: Any = {"axis": at, "keepdims": True, "initial": identity}
         return lambda x, out: combine.reduce(x[window], out=out, **settings)
-    full, partial = (
-        [],
-        [],
-    )  # elements inside the input for all windows; (windows, elements) of the others
+    # Elements inside the input for all windows; (windows, elements) of the others.
+    full, partial = [], []
     for _, seen, elements in axis.taps():
         if seen.stop - seen.start == axis.count:
             full.append((*lead, elements))

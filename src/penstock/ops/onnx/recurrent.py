@@ -109,9 +109,8 @@ def parse_layer(cell: str, attrs: Attrs, peepholes: bool = False) -> Layer:
             f"activations has {len(names)} entries, but {cell} with {directions} directions "
             f"needs {len(usual)}"
         )
-    names = names[
-        : len(usual)
-    ]  # the schema's default for RNN has two entries even for one direction
+    # The schema's default for RNN has two entries even for one direction.
+    names = names[: len(usual)]
     functions, n = _activations(names, attrs), len(default)
     clip, input_forget = attrs.get("clip") or None, bool(attrs.get("input_forget", 0))
     plain = [name.lower() for name in names] == [name.lower() for name in usual]

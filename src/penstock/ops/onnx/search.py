@@ -78,9 +78,8 @@ def _top_places(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
     if is_small(x.dtype):
         x = x.astype(FLOAT32)
     if x.dtype.itemsize > 4 or x.size <= 64:
-        if (
-            largest
-        ):  # a stable descending sort is a stable ascending sort of the reversed axis, reversed
+        # A stable descending sort is a stable ascending sort of the reversed axis, reversed.
+        if largest:
             return (n - 1 - np.argsort(x[..., ::-1], -1, kind="stable")[..., ::-1])[..., :k]
         return np.argsort(x, -1, kind="stable")[..., :k]
     # Pack each element, as an integer, above its index. The keys are distinct and contain the

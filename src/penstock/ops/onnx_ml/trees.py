@@ -76,9 +76,8 @@ class Forest:
         self.missing = missing.astype(np.bool_) | (mode == LESS | GREATER)
         # The false child of node i is at 2 * i, the true one at 2 * i + 1.
         self.children = np.stack([false, true], 1).astype(np.intp).reshape(-1)
-        self.features = (
-            int(feature[inner].max(initial=-1)) + 1
-        )  # the minimum number of features of an input
+        # The minimum number of features of an input.
+        self.features = int(feature[inner].max(initial=-1)) + 1
         self.depth = _depth(true, false, inner)  # upper bound of the steps from a root to a leaf
 
     def leaves(self, x: np.ndarray) -> np.ndarray:

@@ -319,10 +319,9 @@ def _codec(attrs: Attrs, name: str) -> str:
 
 def _replacing(attrs: Attrs) -> list[int] | None:
     """The code points that replace invalid ones; None if these raise an error."""
-    errors = attrs["errors"]
-    return (
-        None if errors == "strict" else [attrs["replacement_char"]] if errors == "replace" else []
-    )
+    if attrs["errors"] == "strict":
+        return None
+    return [attrs["replacement_char"]] if attrs["errors"] == "replace" else []
 
 
 def _infer_decode(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

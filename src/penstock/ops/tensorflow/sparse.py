@@ -278,9 +278,8 @@ def sparse_reduce_sum(
     out = _zeros([dims[axis] for axis in kept], values.dtype)
     # Without kept axes, the dots are the only index.
     np.add.at(out, (..., *indices[:, kept].T), values if kept else values.sum())
-    return (
-        out.reshape([1 if i in gone else dim for i, dim in enumerate(dims)]) if keep_dims else out
-    )
+    whole = [1 if axis in gone else dim for axis, dim in enumerate(dims)]
+    return out.reshape(whole) if keep_dims else out
 
 
 def _zeros(dims: list[int], dtype: np.dtype) -> np.ndarray:

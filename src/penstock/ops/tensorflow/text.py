@@ -543,11 +543,8 @@ _STREAMS = ("stderr", "stdout", "log(info)", "log(warning)", "log(error)")
 def print_text(node: Node, types: Types) -> Kernel:
     """Print a text, ``first_n`` times at most if that is not negative. Logs go to stderr; no model
     writes files."""
-    stream, end, left = (
-        node.attrs["output_stream"],
-        node.attrs["end"],
-        node.attrs.get("first_n", -1),
-    )
+    attrs = node.attrs
+    stream, end, left = attrs["output_stream"], attrs["end"], attrs.get("first_n", -1)
     if stream not in _STREAMS:
         raise ShapeError(f"output_stream {stream!r:.100} is not one of {', '.join(_STREAMS)}")
 

@@ -186,9 +186,8 @@ class LoopRows(Expansion):
                 return None
             rows = self.of(node.inputs[0])
             return None if rows is None else self.reshaped(rows, (self.trips, *dims))
-        return (
-            self._elementwise(node, dims, dtype) if node.op.elementwise and node.op.pure else None
-        )
+        known = node.op.elementwise and node.op.pure
+        return self._elementwise(node, dims, dtype) if known else None
 
     def _scanned(self, value: Value) -> Value | None:
         if self.loop.op.role is not Role.SCAN:

@@ -342,9 +342,7 @@ def _of_codes(s: SampledNode) -> Sequence[Value]:
     s.want_alone(0)
     if s.rank(1) > 1 or s.node.attrs.get("block_size"):
         raise NoRule("has block-wise scales")
-    return (
-        s.same(s.given, axis=_behind(s.node.attrs.get("axis", 1))) if s.rank(1) else s.same(s.given)
-    )
+    return _along(s, 1) if s.rank(1) else s.same(s.given)
 
 
 # Products.
