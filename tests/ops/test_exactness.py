@@ -60,6 +60,24 @@ def test_products_over_no_elements_are_exact():
     assert is_exact(product.value.producer, [product.value.type])
 
 
+def test_running_sums_are_exact():
+    b = GraphBuilder()
+    sums = b.op("CumSum", b.input("x", "float32", (2, 3)), b.input("axis", "int64", ()))
+    assert is_exact(sums.value.producer, [sums.value.type])
+
+
+@pytest.mark.parametrize(
+    ("reduction", "updates", "wanted"),
+    [("none", 4, True), ("add", 4, True), ("max", 4, False), ("max", 0, True), ("min", 4, False)],
+)
+def test_scatters_are_exact_but_for_extremes(reduction, updates, wanted):
+    b = GraphBuilder()
+    x, indices = b.input("x", "float32", (9,)), b.input("i", "int64", (updates,))
+    given = b.input("u", "float32", (updates,))
+    result = b.op("ScatterElements", x, indices, given, reduction=reduction)
+    assert is_exact(result.value.producer, [result.value.type]) is wanted
+
+
 def test_windows_of_signals_are_not_though_they_read_a_size():
     assert not exact("HannWindow", "int64", dims=())
 

@@ -153,7 +153,9 @@ for name in json.loads(sys.argv[1]):
 print(json.dumps(found))
 """
 NARROW = {
-    "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL",
+    # The names before NumPy 2.4, and those since.
+    "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL "
+    "X86_V4 AVX512_SPR",
     "OPENBLAS_CORETYPE": "Haswell",
     "OMP_NUM_THREADS": "1",
     "PENSTOCK_NATIVE": "x86-64-v3",
@@ -317,3 +319,167 @@ def test_node_of_a_frame_that_numpy_computes_is_refused(backends):
     with pytest.raises(ps.Unsupported, match=r"(?s)Asinh.*reproducible=True"):
         session = session_of(g.bytes(), executor="frames", backends=backends)
         session.run({"x": 1.0, "zero": 0, "n": 2}, [left, "y:0"])
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams", "frames"])
+def test_executor_refuses_a_node_that_numpy_computes(executor):
+    text = "g (float[N] x) => (float[N] y) { y = Asinh(x) }"
+    with pytest.raises(ps.Unsupported, match=r"(?s)Asinh.*reproducible=True"):
+        compile_text(text, reproducible=True, executor=executor).run({"x": np.ones(3, np.float32)})
+
+
+def numbers(*dims: int, dtype: str = "float32") -> np.ndarray:
+    return np.random.default_rng(dims).standard_normal(dims).astype(dtype)
+
+
+ZERO, ONE = np.int64(0), np.int64(1)
+# Nodes that NumPy computes to the same bits everywhere: with a text, the feeds of a sample, and
+# feeds that all samples share.
+BY_NUMPY: dict[str, tuple[str, dict[str, np.ndarray], dict[str, Any]]] = {
+    "Trilu": (
+        "g (float[N, 5, 4] x, int64 k) => (float[N, 5, 4] y) { y = Trilu(x, k) }",
+        {"x": numbers(5, 4)},
+        {"k": ONE},
+    ),
+    **{
+        f"CumSum {dtype}": (
+            f"g ({dtype}[N, 50] x, int64 k) => ({dtype}[N, 50] y) {{ y = CumSum(x, k) }}",
+            {"x": numbers(50, dtype=numpy)},
+            {"k": ONE},
+        )
+        for dtype, numpy in (("float", "float32"), ("double", "float64"), ("float16", "float16"))
+    },
+    "CumProd": (
+        "g (float[N, 9, 3] x, int64 k) => (float[N, 9, 3] y) { y = CumProd <reverse = 1> (x, k) }",
+        {"x": numbers(9, 3)},
+        {"k": np.int64(-2)},
+    ),
+    "ScatterElements": (
+        """g (float[N, 4] x, int64[N, 7] i, float[N, 7] u) => (float[N, 4] y) {
+            y = ScatterElements <axis = 1, reduction = "add"> (x, i, u) }""",
+        {"x": numbers(4), "i": np.arange(7) % 3, "u": numbers(7)},
+        {},
+    ),
+    "ScatterND without updates": (
+        """g (float[N, 4] x, int64[K, 1] i, float[K, 4] u) => (float[N, 4] y) {
+            y = ScatterND <reduction = "max"> (x, i, u) }""",
+        {"x": numbers(4)},
+        {"i": np.zeros((0, 1), np.int64), "u": numbers(0, 4)},
+    ),
+    "TensorScatter without updates": (
+        """g (float[N, 3, 4] x, float[N, S, 4] u, int64[N] i) => (float[N, 3, 4] y) {
+            y = TensorScatter(x, u, i) }""",
+        {"x": numbers(3, 4), "u": numbers(0, 4), "i": ZERO},
+        {},
+    ),
+    "DFT": (
+        "g (float[N, 12, 2] x, int64 a) => (float[N, 12, 2] y) { y = DFT(x, , a) }",
+        {"x": numbers(12, 2)},
+        {"a": ONE},
+    ),
+    "DFT of a prime length": (
+        "g (double[N, 4099, 1] x) => (double[N, 2050, 2] y) { y = DFT <onesided = 1> (x) }",
+        {"x": numbers(4099, 1, dtype="float64")},
+        {},
+    ),
+    "DFT of half a spectrum": (
+        "g (float[N, 9, 2] x) => (float[N, 16, 1] y) { y = DFT <inverse = 1, onesided = 1> (x) }",
+        {"x": numbers(9, 2)},
+        {},
+    ),
+    "STFT": (
+        """g (float[N, 90, 1] x, float[16] w) => (float[N, F, 9, 2] y) <int64 s = {5}> {
+            y = STFT(x, s, w) }""",
+        {"x": numbers(90, 1)},
+        {"w": np.hanning(16).astype(np.float32)},
+    ),
+    "sequences": (
+        """g (float[N, 4] x, int64 n) => (float[N, 8] y) <int64 one = {1}> {
+            s = SplitToSequence <axis = 1> (x, one) e = SequenceAt(s, n) t = SequenceInsert(s, e)
+            o = Optional(t) g = OptionalGetElement(o) c = SequenceErase(g, n)
+            d = ConcatFromSequence <axis = 1> (c) y = Concat <axis = 1> (d, x) }""",
+        {"x": numbers(4)},
+        {"n": ONE},
+    ),
+    "OneHot": (
+        "g (int64[N] x, int64 d, float[2] v) => (float[N, K] y) { y = OneHot(x, d, v) }",
+        {"x": np.int64(2)},
+        {"d": np.int64(5), "v": numbers(2)},
+    ),
+    "CenterCropPad": (
+        """g (float[N, 4] x, int64[1] d) => (float[N, K] y) {
+            y = CenterCropPad <axes = [1]> (x, d) }""",
+        {"x": numbers(4)},
+        {"d": np.int64([7])},
+    ),
+    "Dropout": (
+        "g (float[N, 4] x) => (float[N, 4] y, bool[N, 4] m) { y, m = Dropout(x) }",
+        {"x": numbers(4)},
+        {},
+    ),
+}
+
+
+def result_by_numpy(name: str, others: int = 0, **options: Any) -> bytes:
+    """The bits of the last sample of a batch, which ``others`` precede."""
+    text, sample, shared = BY_NUMPY[name]
+    session = compile_text(text, opset=26, reproducible=True, cache=False, **options)
+    rows = {k: np.stack([np.roll(x, 1)] * others + [x]) for k, x in sample.items()}
+    (result, *_) = session.run({**rows, **shared}).values()
+    return bytes(result[-1].tobytes())
+
+
+@pytest.mark.parametrize("name", BY_NUMPY)
+def test_node_that_numpy_rounds_in_one_order_has_the_same_bits_everywhere(name):
+    wanted = result_by_numpy(name)
+    for others in (1, 2, 3, 7, 16):
+        assert result_by_numpy(name, others) == wanted, others
+    for executor in ("linear", "dataflow", "parallel", "streams", "frames"):
+        for threads in (1, 2):
+            options = {"executor": executor, "threads": threads}
+            assert result_by_numpy(name, 3, **options) == wanted, options
+
+
+NUMPY_PROGRAM = """
+from hashlib import md5
+from tests.session.test_reproducible import BY_NUMPY, result_by_numpy
+print(md5(b"".join(result_by_numpy(name, 4) for name in BY_NUMPY)).hexdigest())
+"""
+
+
+@pytest.mark.costly
+def test_nodes_that_numpy_rounds_in_one_order_have_the_same_bits_on_other_processors():
+    found = set()
+    features = ["", NARROW["NPY_DISABLE_CPU_FEATURES"] + " X86_V3 AVX2 FMA3"]
+    for disabled in features:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", NUMPY_PROGRAM],
+            env={**os.environ, "NPY_DISABLE_CPU_FEATURES": disabled},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found.add(done.stdout.splitlines()[-1])
+    assert len(found) == 1
+
+
+def test_running_sum_over_a_constant_axis_has_the_bits_of_that_over_an_axis_of_the_run():
+    for dtype, numpy in (("float", "float32"), ("double", "float64"), ("float16", "float16")):
+        text = (
+            f"g ({dtype}[N, 50] x) => ({dtype}[N, 50] y) <int64 k = {{1}}> {{ y = CumSum(x, k) }}"
+        )
+        x = numbers(1, 50, dtype=numpy)
+        result = compile_text(text, reproducible=True, cache=False).run({"x": x})["y"]
+        by_run = compile_text(BY_NUMPY[f"CumSum {dtype}"][0], reproducible=True, cache=False)
+        assert result.tobytes() == by_run.run({"x": x, "k": ONE})["y"].tobytes()
+
+
+@pytest.mark.parametrize("reduction", ["max", "min"])
+def test_scatter_of_extremes_by_numpy_is_refused(reduction):
+    """Of 0 and -0, NumPy may take either."""
+    text = f"""g (float16[4] x, int64[K] i, float16[K] u) => (float16[4] y) {{
+        y = ScatterElements <reduction = "{reduction}"> (x, i, u) }}"""
+    session = compile_text(text, opset=18, reproducible=True, cache=False, precision="strict")
+    x = numbers(4, dtype="float16")
+    with pytest.raises(ps.Unsupported, match="reproducible=True"):
+        session.run({"x": x, "i": np.int64([0]), "u": x[:1]})

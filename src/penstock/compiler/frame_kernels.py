@@ -143,6 +143,10 @@ class FrameKernels:
         if kernel is None:
             reason = f"no kernel is available for it on {backend.name}"
             raise Unsupported.of([(node.op.full_name, reason, node.label)])
+        if self.context.options.reproducible and backend.name != "native":
+            from penstock.ops.exactness import check_exact
+
+            check_exact([node])
         contract = contract_of(node, backend)
         return kernel if contract is None else guarded(contract, kernel)
 
@@ -151,7 +155,7 @@ class FrameKernels:
         ``LimitExceeded`` for a graph that cannot run, even if no run would reach it."""
         context = self.context_of(graph.nodes[0].device if graph.nodes else "")
         values = [_placeholder(value) for value in graph.inputs]
-        if any(value is None for value in values):
+        if context.measures and any(value is None for value in values):
             # Nodes of unknown types cannot be measured.
             options = context.options
             expert = options.expert.changed(cost_model=context.costs)

@@ -46,6 +46,7 @@ Trait: TypeAlias = Literal[
     "makes handle",
     "forwards handle",
     "any order",
+    "exact",
 ]
 """Further properties of an operation that passes query. Properties of only a few operations are not
 fields of ``Op``, so that a new trait is a word here and where those operations are registered.
@@ -68,6 +69,9 @@ are finite, except for overflow.
 ``moves``, too.
 
 ``makes handle``: output 0 is a new handle of a resource; ``forwards handle``: it is input 0.
+
+``exact``: NumPy computes it to the same bits on all processors, though ``ops.exactness`` cannot tell
+so by its function: it moves elements, or rounds each sum and product of two numbers in one order.
 
 ``any order``: it is not pure, but its nodes may run in any order and at the same time, such as
 those of random numbers.

@@ -22,8 +22,6 @@ _ROUNDED = frozenset(
         *(np.sqrt, np.floor, np.ceil, np.sign, np.trunc, np.rint, np.where),
     }
 )
-# Of an element each, by functions of their own.
-_OTHERS = ("Cast", "DequantizeLinear")
 
 
 def check_exact(nodes: Iterable[Node]) -> None:
@@ -40,7 +38,7 @@ def check_exact(nodes: Iterable[Node]) -> None:
 def is_exact(node: Node, types: Sequence[Type | None]) -> bool:
     """Whether NumPy gives the same results for a node everywhere, which have these ``types``."""
     op = node.op
-    if op.moves or op.view or op.name.startswith(_OTHERS):
+    if op.moves or op.view or ("exact" in op.traits and not _compares(node)):
         return True
     given = [None if v is None else v.type for v in node.inputs]
     # Of integers, NumPy computes floats by sums and quotients, but for windows of signals.
@@ -52,6 +50,14 @@ def is_exact(node: Node, types: Sequence[Type | None]) -> bool:
     except Exception:  # a run of the node raises it
         return False
     return kernel.function in _ROUNDED
+
+
+def _compares(node: Node) -> bool:
+    """Whether a scatter takes maxima or minima, of 0 and -0 either, with updates of floats."""
+    if node.attrs.get("reduction", "none") not in ("max", "min"):
+        return False
+    updates = node.input(2)
+    return updates is not None and _has_floats(updates.type)
 
 
 def _has_floats(type_: Type | None) -> bool:

@@ -79,7 +79,7 @@ def _round_mode(attrs: Attrs) -> str:
 
 
 @operator("Cast", infer=_infer_cast, elementwise=True, moves=True, strings=True)
-@operator("CastLike", since=15, infer=_infer_cast, strings=True)
+@operator("CastLike", since=15, infer=_infer_cast, strings=True, traits={"exact"})
 def cast(node: Node, types: Types) -> Kernel:
     attrs, source, dtype = node.attrs, tensor(types, 0).dtype, _target(types, node.attrs)
     saturate, mode = bool(attrs.get("saturate", 1)), _round_mode(attrs)

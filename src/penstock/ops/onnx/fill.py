@@ -149,8 +149,8 @@ def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
 MAX_CLASSES = 2**16  # up to which a kernel keeps the class indices as a constant
 
 
-@operator("OneHot", since=11, infer=_infer_one_hot, strings=True)
-@operator("OneHot", since=9, version=10, infer=_infer_one_hot, strings=True)
+@operator("OneHot", since=11, infer=_infer_one_hot, strings=True, traits={"exact"})
+@operator("OneHot", since=9, version=10, infer=_infer_one_hot, strings=True, traits={"exact"})
 def one_hot(node: Node, types: Types) -> Kernel:
     """Negative indices count from the end since version 11; before, they select no class."""
     axis, from_the_end = node.attrs.get("axis", -1), node.op.since == 11
@@ -185,7 +185,7 @@ def one_hot(node: Node, types: Types) -> Kernel:
     return Kernel(run, into)
 
 
-@operator("Trilu", since=14, infer=rules.same_type, strings=True)
+@operator("Trilu", since=14, infer=rules.same_type, strings=True, traits={"exact"})
 def trilu(node: Node, types: Types) -> Kernel:
     upper = bool(node.attrs.get("upper", 1))
     contents = rules.known_ints(node, types, 1) if rules.given(node.inputs, 1) else (0,)

@@ -190,7 +190,7 @@ def _infer_center_crop_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequen
     return (TensorType(x.dtype, tuple(dims)),)
 
 
-@operator("CenterCropPad", since=18, infer=_infer_center_crop_pad, strings=True)
+@operator("CenterCropPad", since=18, infer=_infer_center_crop_pad, strings=True, traits={"exact"})
 @by_shape(values=(1,), widen=False)
 def center_crop_pad(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     dims = rules.tensor(inputs, 0).dims

@@ -416,7 +416,7 @@ def unpooled_shape(x: TensorType, attrs: Attrs) -> Any:
     return (*x.shape[:2], *dims)
 
 
-@operator("MaxUnpool", since=9, infer=_infer_max_unpool)
+@operator("MaxUnpool", since=9, infer=_infer_max_unpool, traits={"exact"})
 @by_shape(contiguous=True, values=(2,), widen=False)
 def max_unpool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     # Indices refer to the shape implied by the attributes; output_shape may be larger.

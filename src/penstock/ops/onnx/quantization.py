@@ -322,8 +322,8 @@ def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
     return (TensorType(dtype, x.shape),)
 
 
-@operator("DequantizeLinear", since=10, infer=_infer_dequantize, traits={"links"})
-@operator("DequantizeLinear", domain=MICROSOFT, infer=_infer_dequantize, traits={"links"})
+@operator("DequantizeLinear", since=10, infer=_infer_dequantize, traits={"exact", "links"})
+@operator("DequantizeLinear", domain=MICROSOFT, infer=_infer_dequantize, traits={"exact", "links"})
 @_by_parameters
 def dequantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     """Computed in float32 and rounded once. This equals the product in float16 or bfloat16, as

@@ -143,7 +143,7 @@ def _truth(x: np.ndarray | None) -> bool:
     return x is not None and bool(one_element(x, "training_mode"))
 
 
-@operator("Dropout", since=12, infer=_infer_dropout, pure=False, traits={"any order"})
+@operator("Dropout", since=12, infer=_infer_dropout, pure=False, traits={"any order", "exact"})
 def dropout(node: Node, types: Types) -> Kernel:
     mode = node.input(2)
     inactive = mode is None or (mode.const is not None and not _truth(mode.const))

@@ -312,8 +312,8 @@ def _axis(values: Sequence[Dim], rank: int) -> int:
     return rules.normalize_axis(axis, rank) if isinstance(axis, int) else 0
 
 
-@operator("CumSum", since=11, infer=_infer_cumulative)
-@operator("CumProd", since=26, infer=_infer_cumulative)
+@operator("CumSum", since=11, infer=_infer_cumulative, traits={"exact"})
+@operator("CumProd", since=26, infer=_infer_cumulative, traits={"exact"})
 def cumulative(node: Node, types: Types) -> Kernel:
     function = np.add if node.op.name == "CumSum" else np.multiply
     exclusive, reverse = node.attrs.get("exclusive", 0), node.attrs.get("reverse", 0)

@@ -121,8 +121,10 @@ def _infer_scatter_elements(types: Types, attrs: Attrs, consts: Consts) -> Seque
     return (TensorType(same_dtype(types, (0, 2)), data.shape),)
 
 
-@operator("Scatter", since=9, infer=_infer_scatter_elements)
-@operator("ScatterElements", since=11, infer=_infer_scatter_elements, strings=True)
+@operator("Scatter", since=9, infer=_infer_scatter_elements, traits={"exact"})
+@operator(
+    "ScatterElements", since=11, infer=_infer_scatter_elements, strings=True, traits={"exact"}
+)
 def scatter_elements(node: Node, types: Types) -> Kernel:
     axis, ufunc = node.attrs.get("axis", 0), _accumulation(node.attrs)
 
@@ -154,7 +156,7 @@ def _updates_shape(dims: Shape, indices: Shape) -> Shape | None:
     return (*indices[:-1], *dims[depth:])
 
 
-@operator("ScatterND", since=11, infer=_infer_scatter_nd, strings=True)
+@operator("ScatterND", since=11, infer=_infer_scatter_nd, strings=True, traits={"exact"})
 def scatter_nd(node: Node, types: Types) -> Kernel:
     ufunc = _accumulation(node.attrs)
 
@@ -188,7 +190,7 @@ def _check_update(cache: Shape, update: Shape, axis: int) -> None:
         raise ShapeError(f"update has length {length} along the axis, but past_cache only {size}")
 
 
-@operator("TensorScatter", since=24, infer=_infer_tensor_scatter, strings=True)
+@operator("TensorScatter", since=24, infer=_infer_tensor_scatter, strings=True, traits={"exact"})
 def tensor_scatter(node: Node, types: Types) -> Kernel:
     circular = choice(node.attrs, "mode", "linear", ("linear", "circular")) == "circular"
 

@@ -48,7 +48,9 @@ def _infer_sequence_construct(types: Types, attrs: Attrs, consts: Consts) -> Seq
     return (SequenceType(joined),)
 
 
-@array_operator("SequenceConstruct", since=11, infer=_infer_sequence_construct, strings=True)
+@array_operator(
+    "SequenceConstruct", since=11, infer=_infer_sequence_construct, strings=True, traits={"exact"}
+)
 def sequence_construct(*tensors: np.ndarray) -> list[object]:
     return list(map(keep, tensors))
 
@@ -59,6 +61,7 @@ array_operator(
     infer=lambda types, attrs, consts: (
         SequenceType(TensorType(rules.dtype_attribute(attrs, "dtype") or FLOAT32)),
     ),
+    traits={"exact"},
 )(list)
 
 
@@ -88,7 +91,9 @@ def _part_size(dim: Dim, split: Sequence[int] | None, rank: int | None) -> Dim:
     return split[0] if len(set(split)) == 1 else None
 
 
-@array_operator("SplitToSequence", since=11, infer=_infer_split_to_sequence, strings=True)
+@array_operator(
+    "SplitToSequence", since=11, infer=_infer_split_to_sequence, strings=True, traits={"exact"}
+)
 def split_to_sequence(
     x: np.ndarray, split: np.ndarray | None = None, *, axis: int = 0, keepdims: int = 1
 ) -> list[np.ndarray]:
@@ -141,7 +146,9 @@ def _infer_sequence_insert(types: Types, attrs: Attrs, consts: Consts) -> Sequen
     return (SequenceType(join(element, added)),)
 
 
-@array_operator("SequenceInsert", since=11, infer=_infer_sequence_insert, strings=True)
+@array_operator(
+    "SequenceInsert", since=11, infer=_infer_sequence_insert, strings=True, traits={"exact"}
+)
 def sequence_insert(
     sequence: list[object], x: np.ndarray, position: np.ndarray | None = None
 ) -> list[object]:
@@ -160,6 +167,7 @@ def sequence_insert(
     since=11,
     infer=lambda types, attrs, consts: (SequenceType(_element(types)),),
     strings=True,
+    traits={"exact"},
 )
 def sequence_erase(sequence: list[object], position: np.ndarray | None = None) -> list[object]:
     where = _position(np.array(-1) if position is None else position, len(sequence))
@@ -167,7 +175,12 @@ def sequence_erase(sequence: list[object], position: np.ndarray | None = None) -
 
 
 @array_operator(
-    "SequenceAt", since=11, infer=lambda t, a, c: (_element(t),), view=True, strings=True
+    "SequenceAt",
+    since=11,
+    infer=lambda t, a, c: (_element(t),),
+    view=True,
+    strings=True,
+    traits={"exact"},
 )
 def sequence_at(sequence: list[object], position: np.ndarray) -> object:
     return sequence[_position(position, len(sequence))]
@@ -199,7 +212,13 @@ _MANY = 2**16
 """sequence elements concatenated per call, which takes NumPy about 0.1 s"""
 
 
-@array_operator("ConcatFromSequence", since=11, infer=_infer_concat_from_sequence, strings=True)
+@array_operator(
+    "ConcatFromSequence",
+    since=11,
+    infer=_infer_concat_from_sequence,
+    strings=True,
+    traits={"exact"},
+)
 def concat_from_sequence(sequence: list[np.ndarray], *, axis: int, new_axis: int = 0) -> np.ndarray:
     reserve(sum([x.nbytes for x in with_checkpoints(sequence)]))
     join = np.stack if new_axis else np.concatenate
@@ -223,7 +242,7 @@ def _infer_optional(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     return (declared if isinstance(declared, OptionalType) else OptionalType(declared or ANY),)
 
 
-@array_operator("Optional", since=15, infer=_infer_optional, strings=True)
+@array_operator("Optional", since=15, infer=_infer_optional, strings=True, traits={"exact"})
 def optional(x: object = None) -> object:
     return x.copy() if isinstance(x, np.ndarray) else x
 
@@ -233,7 +252,14 @@ def _infer_get_element(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
     return (type_.element if isinstance(type_, OptionalType) else type_ or ANY,)
 
 
-@array_operator("OptionalGetElement", since=15, infer=_infer_get_element, view=True, strings=True)
+@array_operator(
+    "OptionalGetElement",
+    since=15,
+    infer=_infer_get_element,
+    view=True,
+    strings=True,
+    traits={"exact"},
+)
 def optional_get_element(x: object) -> object:
     if x is None:
         raise ShapeError("the optional is empty: it has no element")

@@ -399,7 +399,7 @@ def _sparse(attrs: Attrs) -> bool:
     return choice(attrs, "map_form", "DENSE", ("DENSE", "SPARSE")) == "SPARSE"
 
 
-@operator("CastMap", infer=_infer_cast_map, strings=True)
+@operator("CastMap", infer=_infer_cast_map, strings=True, traits={"exact"})
 def cast_map(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     dtype, cast, missing = _CASTS[choice(attrs, "cast_to", "TO_FLOAT", _CASTS)]
