@@ -14,7 +14,7 @@ from penstock.compiler.stages import CompileContext
 from penstock.compiler.subgraph import Extract, Subgraph
 from penstock.compiler.subgraphs import Subgraphs
 from penstock.core.errors import InvalidInput
-from tests.support.onnx_text import graph_from_text
+from tests.support.onnx_text import compile_text, graph_from_text
 from tests.support.timing import SOON
 
 #   x -- a -+- b -- y
@@ -188,3 +188,31 @@ def test_concurrent_requests_for_one_subgraph_get_the_same_one(tree):
         thread.join(SOON)
     assert len(subgraphs) == 8
     assert len(set(map(id, subgraphs))) == 1
+
+
+@pytest.mark.parametrize("executor", ["linear", "frames", "interpret"])
+def test_constant_that_only_nested_graphs_read_can_be_fed(executor):
+    """As in ONNX Runtime, an initializer that is an input of the graph as well is its default."""
+    text = """g (float[2] x, bool t, bool u, float[1] w) => (float[K] y)
+        <float[1] w = {7}, float[1] same = {7}> {
+        y = If (t) <then_branch = a () => (float[K] p) {
+                p = If (u) <then_branch = c () => (float[K] q) { q = Concat <axis = 0> (x, w) },
+                            else_branch = d () => (float[K] r) { r = Identity(same) }> },
+            else_branch = b () => (float[K] w) { }> }"""
+    session = compile_text(text, executor=executor)
+    feeds = {"x": [1, 2], "t": True, "u": True}
+    assert session.run(feeds)["y"].tolist() == [1, 2, 7]
+    assert session.run({**feeds, "w": [9]})["y"].tolist() == [1, 2, 9]
+    assert session.run({**feeds, "w": [9], "t": False})["y"].tolist() == [9]
+    assert session.run({**feeds, "w": [9], "u": False})["y"].tolist() == [7]
+
+
+def test_constants_of_two_nested_graphs_with_one_name_cannot_be_fed():
+    branch = """graph () => (float[K] {y}) <float[1] own = {{{value}}}> {{
+        {y} = Concat <axis = 0> (x, own) }}"""
+    one = branch.replace("graph", "a").format(y="p", value=1)
+    other = branch.replace("graph", "b").format(y="q", value=2)
+    text = f"""g (float[2] x, bool t) => (float[K] y) {{
+        y = If (t) <then_branch = {one}, else_branch = {other}> }}"""
+    with pytest.raises(InvalidInput, match="cannot feed 'own'"):
+        compile_text(text).run({"x": [1, 2], "t": True, "own": [3]})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from penstock.compiler.subgraph import Extract, Subgraph, compile_guard
@@ -414,9 +415,22 @@ class Subgraphs:
 
 
 def _values_by_name(graph: Graph) -> dict[str, Value]:
-    """Return every value of the outermost graph that can be fed or fetched, by name."""
+    """Return every value of the outermost graph that can be fed or fetched, by name; also constants
+    that only nested graphs read, where a name means one of them."""
     inside = [value for node in graph.nodes for value in (*node.inputs, *node.outputs) if value]
     values: dict[str, Value] = {}
     for value in (*graph.inputs, *inside, *graph.outputs):
         values.setdefault(value.name, value)
+    nested = {v for node in graph.nodes for v in _constants_of_graphs(node) if v.name not in values}
+    counts = Counter([value.name for value in nested])
+    values.update((value.name, value) for value in nested if counts[value.name] == 1)
     return values
+
+
+def _constants_of_graphs(node: Node) -> Iterator[Value]:
+    """The constants that the graphs of a node read."""
+    for _, inner in node.graphs:
+        read = [graph.outputs for graph in inner.graphs()] + [part.inputs for part in inner.walk()]
+        for value in chain.from_iterable(read):
+            if value is not None and value.is_constant:
+                yield value
