@@ -258,6 +258,11 @@ def first_schema(name: str, domain: str) -> OnnxSchema | None:
     return find_schema(name, domain, versions[-1][0]) if versions else None
 
 
+def operation_names(domain: str) -> list[str]:
+    """Return the names of the operations of a domain that ONNX has in any opset."""
+    return [name for own, name in _table()[0] if own == domain]
+
+
 def newest_opset(domain: str) -> int:
     """Return the last opset of a domain in the onnx package, or 0 for other domains."""
     return _table()[2].get(domain or "ai.onnx", 0)

@@ -70,8 +70,8 @@ are finite, except for overflow.
 
 ``makes handle``: output 0 is a new handle of a resource; ``forwards handle``: it is input 0.
 
-``exact``: NumPy computes it to the same bits on all processors, though ``ops.exactness`` cannot tell
-so by its function: it moves elements, or rounds each sum and product of two numbers in one order.
+``exact``: NumPy computes it to the same bits on all processors, which ``ops.exactness`` cannot tell
+by its function: it moves elements, or rounds each sum and product of two numbers in one order.
 
 ``any order``: it is not pure, but its nodes may run in any order and at the same time, such as
 those of random numbers.

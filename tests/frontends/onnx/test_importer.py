@@ -244,13 +244,33 @@ def test_importer_reports_all_unsupported_operations_at_once() -> None:
     with pytest.raises(Unsupported) as caught:
         load_onnx(proto)
     assert [(o.operation, o.reason, o.nodes) for o in caught.value.operations] == [
-        ("Gelu", "opset 17 of ai.onnx has no such operation", ("too_early in the model",)),
+        (
+            "Gelu",
+            "opset 17 of ai.onnx has no such operation: it is in opsets from 20 on; export the model "
+            "with such a one",
+            ("too_early in the model",),
+        ),
         (
             "own.Magic",
-            "no kernel is available for it",
+            "no kernel is available for it; register it with penstock.extend.operator "
+            "(docs/how-to/custom-operation.md)",
             ("first in the model", "second in the model"),
         ),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("Matmul", "did you mean 'MatMul'"),
+        ("Softmx", "did you mean 'Softmax'"),
+        ("Frobnicate", "register it with penstock.extend.operator"),
+        ("X" * 100_000, "register it"),
+    ],
+)
+def test_operation_that_onnx_lacks_is_refused_with_a_hint(name: str, hint: str) -> None:
+    with pytest.raises(Unsupported, match=rf"opset 20 of ai\.onnx has no such operation; .*{hint}"):
+        load_onnx(model_of(node(name, "x", "y"), opset=20))
 
 
 def test_opset_newer_than_the_newest_is_refused() -> None:

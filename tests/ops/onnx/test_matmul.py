@@ -7,6 +7,7 @@ import pytest
 from penstock.core.types import FLOAT32, ShapeError, TensorType
 from penstock.ops import find
 from tests.ops.harness import check_node, node_model, run_ort
+from tests.support.onnx_text import compile_text
 
 rng = np.random.default_rng(0)
 
@@ -159,3 +160,17 @@ def test_harness_peer_agrees_with_numpy():
     a, b = draw(2, 3), draw(3, 4)
     (y,) = run_ort(node_model("MatMul", [a, b], opset=21), [a, b])
     np.testing.assert_allclose(y, a @ b, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dims", [(1, 2), (2, 2), (3, 2, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "other"), [("int64", np.longlong), ("int64", np.int64), ("uint64", np.ulonglong)]
+)
+def test_matmul_takes_integers_under_any_of_their_names_in_c(dims, dtype, other):
+    """``np.longlong`` equals ``np.int64``, but functions of NumPy tell them apart."""
+    shape = ", ".join(map(str, dims))
+    text = f"""g ({dtype}[{shape}] x) => ({dtype}[{shape}] y) <{dtype}[2, 2] w = {{1, 2, 3, 4}}> {{
+        m = MatMul(x, w) y = Add(m, m) }}"""
+    x = np.arange(np.prod(dims)).reshape(dims).astype(other)
+    session = compile_text(text, backends=["numpy"], executor="linear")
+    np.testing.assert_array_equal(session(x), 2 * (x @ np.array([[1, 2], [3, 4]], other)))

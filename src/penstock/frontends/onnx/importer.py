@@ -17,12 +17,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from difflib import get_close_matches
 from itertools import chain, zip_longest
 from operator import attrgetter
 
 import numpy as np
 
-from penstock.analysis.schemas import newest_opset, value_faults
+from penstock.analysis.schemas import first_schema, newest_opset, operation_names, value_faults
 from penstock.analysis.type_constraints import check_types
 from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.errors import MAX_NAME, InvalidModel, shortened
@@ -63,6 +64,9 @@ from penstock.frontends.onnx.tensors import TensorReader, value_type
 from penstock.frontends.onnx.upgrades import Meaning, meaning
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ops.registry import MICROSOFT
+
+_REGISTER = "register it with penstock.extend.operator (docs/how-to/custom-operation.md)"
+_LONGEST_NAME = 64  # that is compared with those of ONNX
 
 
 def load_onnx(source: Source, limits: Limits = DEFAULT_LIMITS, map_weights: bool = False) -> Model:
@@ -382,8 +386,12 @@ class _Importer:
             )
         result = meaning(op_type, domain, opset)
         if result.schema is None and result.op is None and result.rule is None and newest:
-            return Refusal(f"opset {opset} of {domain or 'ai.onnx'} has no such operation")
-        return result if result.op or result.rule else Refusal(NO_KERNEL)
+            hint = _hint(op_type, domain)
+            return Refusal(f"opset {opset} of {domain or 'ai.onnx'} has no such operation{hint}")
+        if result.op or result.rule:
+            return result
+        is_known = newest or domain in (MICROSOFT, NCHWC)
+        return Refusal(NO_KERNEL if is_known else f"{NO_KERNEL}; {_REGISTER}")
 
     # Functions
 
@@ -469,6 +477,17 @@ class _Importer:
         for value in node.outputs:
             if value is not None and array is not None:
                 value.set_constant(array)
+
+
+def _hint(op_type: str, domain: str) -> str:
+    """What to do about an operation that an opset of ONNX lacks."""
+    first = first_schema(op_type, domain)
+    if first is not None:
+        return f": it is in opsets from {first.version} on; export the model with such a one"
+    names = operation_names(domain)
+    alike = [name for name in names if name.casefold() == op_type.casefold()]
+    alike = alike or get_close_matches(op_type[:_LONGEST_NAME], names, n=1, cutoff=0.75)
+    return f"; did you mean {alike[0]!r}?" if alike else f"; if it is a custom one, {_REGISTER}"
 
 
 def _full_name(domain: str, op_type: str) -> str:

@@ -34,10 +34,13 @@ def matmul_shape(a: Shape | None, b: Shape | None) -> Shape | None:
 
 def _product_into(a: tuple[int, ...], b: tuple[int, ...], dtype: np.dtype) -> ArrayFunction:
     """The fastest ``function(a, b, out)`` for operands of these dims and a contiguous ``out``.
-    ``np.dot`` has half the overhead of ``np.matmul``, which takes batches."""
+    ``np.dot`` has half the overhead of ``np.matmul``, which takes batches. Of fed integers it would
+    refuse those that C names otherwise, ``np.longlong`` for ``np.int64``."""
     work = 2 * prod(rules.all_known(matmul_shape(a, b)) or ()) * a[-1]
     if min(len(a), len(b)) > 1 and is_long(work, dtype):
         return product_in_parts
+    if dtype.kind in "iu":
+        return np.matmul
     if len(a) == len(b) == 2:
         return np.dot
     if len(a) < max(len(b), 3) or prod(b[:-2]) != 1 or len(b) < 2 or 0 in a + b:

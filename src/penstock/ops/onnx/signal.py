@@ -20,7 +20,6 @@ from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.registry import Prepared, array_operator, operator
 
-
 _IN_ORDER: frozenset[Trait] = frozenset(
     {"exact"} if platform.machine().lower() in ("x86_64", "amd64") else ()
 )
