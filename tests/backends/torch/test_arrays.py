@@ -26,6 +26,13 @@ def test_torch_slices_backward():
     check("Slice", [floats(3, 2), *whole], constants=(1, 2, 3, 4))
 
 
+@pytest.mark.parametrize(("start", "end"), [(-7, -5), (-7, -9), (-4, -9), (7, 5), (2, -7)])
+def test_torch_slices_backward_from_before_the_axis(start, end):
+    """ONNX clamps the start to 0, where Python's slices are empty."""
+    numbers = [np.array([x]) for x in (start, end, 0, -1)]
+    check("Slice", [floats(3, 2), *numbers], constants=(1, 2, 3, 4))
+
+
 @pytest.mark.parametrize("op", ["Gather", "GatherElements"])
 def test_torch_gather_counts_negative_indices_from_the_end(op):
     check(op, [floats(4, 3), np.array([[-1, 0, 2], [1, -3, 0]], np.int64)], axis=0)

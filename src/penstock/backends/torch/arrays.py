@@ -7,6 +7,7 @@ is an output there.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from penstock.backends.torch.site import FLOATS, INDICES, TorchSite
 from penstock.core.types import RunValue, RunValues
 from penstock.ir.kernel import DeviceWork, Kernel
 from penstock.ops.common.shape_rules import normalize_axes
+from penstock.ops.onnx.index import slice_bounds
 from penstock.ops.onnx.shape import flatten_axis, reshaped_dims
 
 
@@ -117,7 +119,7 @@ def expand(site: TorchSite) -> Kernel | None:
 def slice_(site: TorchSite) -> Kernel | None:
     """Slice by numbers on the host. torch has no views with negative steps: with these, and known
     dims, elements are picked by index."""
-    rank = site.rank(0)
+    rank, dims = site.rank(0), site.dims(0)
     steps = site.ints(4) if site.given(4) else ()
     if rank is None or steps is None or 0 in steps:
         return None
@@ -129,15 +131,16 @@ def slice_(site: TorchSite) -> Kernel | None:
         starts, ends, axes, widths = lists
         parts = [slice(None)] * rank
         for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            axis = i if axes is None else axes[i]
-            parts[axis] = slice(start, end, 1 if widths is None else widths[i])
+            axis, step = i if axes is None else axes[i], 1 if widths is None else widths[i]
+            limit = sys.maxsize if dims is None else dims[axis]
+            parts[axis] = slice(*slice_bounds(start, end, step, limit))
         return tuple(parts)
 
     given = [site.const(i) for i in range(1, len(site.node.inputs))]
     known = all(x is not None or not site.given(i) for i, x in enumerate(given, 1))
     if known and not _in_range(given, rank):
         return None  # the error is NumPy's
-    backward, dims = min(steps, default=1) < 0, site.dims(0)
+    backward = min(steps, default=1) < 0
     if known:
         fixed = index(given)
         if not backward:

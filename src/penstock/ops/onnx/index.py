@@ -299,7 +299,7 @@ def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         i = rules.normalize_axis(axis, rank)
         whole = rules.all_known((start, end, step, x.shape[i]))
         if whole is not None:
-            window = slice(*_clamped(*whole))
+            window = slice(*slice_bounds(*whole))
             dims[i] = len(range(whole[3])[window])
             data = None if data is None else data[window]
         else:
@@ -319,10 +319,9 @@ def _sliced_dim(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
     return None
 
 
-def _clamped(start: int, end: int, step: int, dim: int) -> tuple[int, int, int]:
-    """The bounds as a Python slice; with a negative step, a start before the axis is clamped to
-    0.
-    """
+def slice_bounds(start: int, end: int, step: int, dim: int) -> tuple[int, int, int]:
+    """Return the start, end and step of Slice along an axis as those of a Python slice: with a
+    negative step, a start before the axis is clamped to 0."""
     if step == 0:
         raise ShapeError("steps must not contain 0")
     if step < 0 and start < -dim:
@@ -350,7 +349,7 @@ def slice_(node: Node, types: Types) -> Kernel:
                 return None  # depends on the dim
             # Slices that depend on an unknown dim have returned above.
             limit = dim if isinstance(dim, int) else sys.maxsize
-            result[i] = slice(*_clamped(start, end, step, limit))
+            result[i] = slice(*slice_bounds(start, end, step, limit))
         return (*result, ...)
 
     if shape is not None and all(
