@@ -332,7 +332,7 @@ def _input(entry: JsonObject) -> _Input:
     if not isinstance(shape, list) or len(shape) > _MOST_DIMS or not all(map(_is_count, shape)):
         raise InvalidInput(
             f'input {name!r} has "shape" {_start(shape)}: '
-            f"it must be a list of at most {_MOST_DIMS} dims"
+            f"it must be a list of at most {_MOST_DIMS} dims, none of them negative"
         )
     size, is_shared = parameters.get("binary_data_size"), "shared_memory_region" in parameters
     if is_shared and ("data" in entry or "binary_data_size" in parameters):

@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from difflib import get_close_matches
 from itertools import chain, zip_longest
 from operator import attrgetter
 
@@ -481,6 +480,8 @@ class _Importer:
 
 def _hint(op_type: str, domain: str) -> str:
     """What to do about an operation that an opset of ONNX lacks."""
+    from difflib import get_close_matches  # for errors alone
+
     first = first_schema(op_type, domain)
     if first is not None:
         return f": it is in opsets from {first.version} on; export the model with such a one"
