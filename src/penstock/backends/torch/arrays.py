@@ -51,10 +51,10 @@ def reshape_kernel(site: TorchSite) -> Kernel | None:
             return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
         return _viewing(flatten)
-    allowzero = bool(site.attrs.get("allowzero"))
+    zeros = zeros_of(site.attrs)
 
     def function(x: Tensor, spelled: np.ndarray) -> Tensor:
-        dims: Any = reshaped_dims(tuple(x.shape), spelled.tolist(), allowzero)
+        dims: Any = reshaped_dims(tuple(x.shape), spelled.tolist(), **zeros)
         return x.reshape(dims)
 
     return _viewing(function, 1)

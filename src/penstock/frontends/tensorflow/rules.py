@@ -34,7 +34,8 @@ _ONNX_NAMES = {
 }
 _ONNX_ATTRIBUTES: dict[str, dict[str, Any]] = {
     "LogSoftmax": {"axis": -1},
-    "Reshape": {"allowzero": 1},  # 0 is a dim of 0, not a copy of the input's dim
+    # 0 is a dim of 0, not a copy of the input's dim, and does not count where -1 is inferred.
+    "Reshape": {"allowzero": 1, "skip_zeros": 1},
     "Softmax": {"axis": -1},
 }
 

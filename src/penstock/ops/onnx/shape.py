@@ -109,16 +109,20 @@ def _quotient(dims: Sequence[Dim], others: Sequence[Dim]) -> Dim:
     raise ShapeError(f"{whole} elements cannot be divided by {divisor}, the other dims' product")
 
 
-def reshaped_dims(dims: Shape | None, target: Sequence[Dim], allowzero: bool) -> Shape:
+def reshaped_dims(
+    dims: Shape | None, target: Sequence[Dim], allowzero: bool, *, skip_zeros: bool = False
+) -> Shape:
     """The output shape of Reshape for an input of shape ``dims``, as far as known. Dims copied by
-    0 are excluded when -1 is inferred, so that an empty batch keeps its other dims."""
+    0 are excluded when -1 is inferred, so that an empty batch keeps its other dims. With
+    ``skip_zeros``, as in TensorFlow, all dims of 0 are, on both sides."""
     # Loops and sets for speed: this runs several times per Reshape.
     least = min([0, *[d for d in target if isinstance(d, int)]])
     if least < -1 or target.count(-1) > 1:
         raise ShapeError(
             f"shape {list(target)} is invalid: dims must be at least -1, and at most one may be -1"
         )
-    if allowzero and 0 in target and -1 in target:
+    skipped = skip_zeros and 0 in target and -1 in target
+    if allowzero and 0 in target and -1 in target and not skip_zeros:
         raise ShapeError(f"with allowzero=1, shape {list(target)} must not contain both 0 and -1")
     copied: set[int] = set()
     if 0 in target and not allowzero:
@@ -131,6 +135,10 @@ def reshaped_dims(dims: Shape | None, target: Sequence[Dim], allowzero: bool) ->
         if max(copied) >= len(dims):
             raise ShapeError(f"a 0 in shape {list(target)} copies a dim that {list(dims)} lacks")
         rest, spelled = [[d for i, d in enumerate(ds) if i not in copied] for ds in (dims, target)]
+    if skipped:
+        rest, spelled = [[d for d in ds if d != 0] for ds in (dims, target)]
+        # A named dim may be one of those that are skipped.
+        rest = rest if rules.all_known(rest) is not None and 0 in dims else [None]
     # If a copied dim is 0, both shapes are empty whatever the other dims are.
     empty = copied and -1 not in target and any(dims[i] == 0 for i in copied)
     try:
@@ -143,8 +151,11 @@ def reshaped_dims(dims: Shape | None, target: Sequence[Dim], allowzero: bool) ->
 
 def _missing_dim(dims: Sequence[Dim], target: Sequence[Dim]) -> Dim:
     """The inferred value of the only unknown dim of ``target``, given the elements of ``dims``.
-    Whether an unknown entry is a dim, 0 or -1, the resulting dim is the same."""
+    Whether an unknown entry is a dim, 0 or -1, the resulting dim is the same, unless it is empty
+    anyway."""
     others = [d for d in target if d not in (None, -1)]
+    if 0 in dims and 0 in others and -1 not in target:
+        return None  # which may be any dim
     if len(others) < len(target):
         return _quotient(dims, others) if len(others) == len(target) - 1 else None
     before, after = rules.all_known(dims), rules.all_known(others)
@@ -153,23 +164,27 @@ def _missing_dim(dims: Sequence[Dim], target: Sequence[Dim]) -> Dim:
     return None
 
 
+def zeros_of(attrs: Attrs) -> dict[str, bool]:
+    return {name: bool(attrs.get(name)) for name in ("allowzero", "skip_zeros")}
+
+
 def _infer_reshape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = rules.tensor(types, 0)
     target = rules.ints(types, consts, 1)
     if target is None:
         return (TensorType(x.dtype, unknown_shape(types, 1)),)
-    dims = reshaped_dims(x.shape, target, bool(attrs.get("allowzero")))
+    dims = reshaped_dims(x.shape, target, **zeros_of(attrs))
     return (_carried(TensorType(x.dtype, dims), x),)
 
 
 @operator("Reshape", since=5, infer=_infer_reshape, strings=True, traits={"reshapes"})
 def reshape(node: Node, types: Types) -> Kernel:
-    allowzero = bool(node.attrs.get("allowzero"))
+    zeros = zeros_of(node.attrs)
     target = rules.known_ints(node, types, 1)
     dims = rules.all_known(rules.tensor(types, 0).shape)
 
     def resolved(x: np.ndarray, spelled: Sequence[int]) -> np.ndarray:
-        shape: Any = reshaped_dims(x.shape, spelled, allowzero)
+        shape: Any = reshaped_dims(x.shape, spelled, **zeros)
         return x.reshape(shape)
 
     def into(x: np.ndarray, _: np.ndarray, out: np.ndarray) -> None:
@@ -177,9 +192,9 @@ def reshape(node: Node, types: Types) -> Kernel:
 
     if target is None:
         return Kernel(lambda x, shape: resolved(x, shape.tolist()), into, view=True)
-    fixed: Any = target if dims is None else reshaped_dims(dims, target, allowzero)
+    fixed: Any = target if dims is None else reshaped_dims(dims, target, **zeros)
     # Which dims are copied is only known at run time.
-    if dims is None and 0 in target and not allowzero:
+    if dims is None and 0 in target and (zeros["skip_zeros"] or not zeros["allowzero"]):
         return Kernel(lambda x, _: resolved(x, fixed), into, view=True)
 
     def run_fixed(x: np.ndarray, _: np.ndarray) -> np.ndarray:
