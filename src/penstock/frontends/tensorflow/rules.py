@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from penstock.core.types import ShapeError, find_dtype
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, listed, rule
@@ -277,6 +279,25 @@ def assign(c: Conversion) -> None:
     if c.context.variables.constant(c.inputs[0]) is not None:
         raise InexpressibleError("it assigns to a variable that is a constant")
     c.emit_same_op(())
+
+
+_DRAWING = "Multinomial RandomShuffle RandomStandardNormal RandomUniform RandomUniformInt"
+
+
+@rule("TruncatedNormal", *_DRAWING.split())
+def draw(c: Conversion) -> None:
+    """Seeds are the beginning of a state, a variable that each run moves on."""
+    inputs, seeds = list(c.inputs), [c.attrs["seed"], c.attrs["seed2"]]
+    if any(seeds):
+        name = f"{c.name}#state"
+        # As those of generators: the counter, of which the second seed is the upper half, and the key.
+        state = np.array([0, seeds[1], seeds[0]], np.int64)
+        store = c.context.variables.store
+        store.initial[name], store.constant = state, False
+        attrs = {"container": "", "shared_name": name, "dtype": "int64", "shape": [3]}
+        inputs.append(c.emit("VarHandleOp", [], attrs | {"store": store}, domain=TENSORFLOW))
+    kept = {key: c.attrs[key] for key in ("dtype", "Tout", "output_dtype") if key in c.attrs}
+    c.emit_final(c.op, inputs, kept, domain=TENSORFLOW)
 
 
 # Control flow.

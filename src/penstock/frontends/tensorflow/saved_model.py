@@ -44,7 +44,7 @@ _CHANGES = frozenset(
     {
         *(*_ASSIGN, "AssignAdd", "AssignSub", "AssignAddVariableOp", "AssignSubVariableOp"),
         *(f"ResourceApply{name}" for name in ("Adam", "GradientDescent", "Momentum", "RMSProp")),
-        "ResourceApplyKerasMomentum",
+        *("ResourceApplyKerasMomentum", "RngReadAndSkip"),
         *SCATTERING,
     }
 )

@@ -90,13 +90,11 @@ def sparse_cross(node: Node, types: Types) -> Kernel:
     def joined(row: Sequence[np.ndarray]) -> np.ndarray:
         result = [str(feature) for feature in row[0].tolist()]
         for features in row[1:]:
-            result = [one + _BETWEEN + other for one in result for other in features.tolist()]
+            result = [f"{one}{_BETWEEN}{other}" for one in result for other in features.tolist()]
         return strings(result, (len(result),))
 
     def run(*inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         columns = _columns(node, inputs)
-        if any(row.dtype != inner for column in columns for row in column[:1]):
-            raise ShapeError(f"features must have dtype {inner}, the internal_type")
         if hashed:
             columns = [_hashed(column, inner) for column in columns]
         rows = []

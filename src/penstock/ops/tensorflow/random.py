@@ -2,7 +2,8 @@
 random numbers: as easy as 1, 2, 3, 2011), whose numbers depend on a key and a counter alone.
 
 The operations with a key, or with a seed as input, give the same numbers in each run. Of those with
-seeds as attributes, a kernel goes on where its last run ended; without seeds, it seeds itself.
+seeds as attributes, a node goes on where its last run ended, which it keeps in a variable, so that
+runs of other shapes go on there, too; without seeds, a kernel seeds itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from penstock.core.types import ANY, ShapeError, TensorType, Type, find_dtype
+from penstock.core.types import ANY, INT64, ShapeError, TensorType, Type, find_dtype
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
@@ -22,20 +23,26 @@ from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.tensorflow import common
 from penstock.ops.tensorflow.common import array_operator, operator
+from penstock.ops.tensorflow.state import exchange
 
 _LOW = np.uint64(2**32 - 1)
 _HALF = np.uint64(32)
 _PHILOX, _AUTOMATIC = 1, 3
 _RESERVED = 256
-"""blocks of numbers by which a kernel with seeds moves on for each element that it has drawn"""
+"""blocks of numbers by which a node with seeds moves on for each element that it has drawn"""
 
 
 def _blocks(key: int, counter: int, count: int) -> np.ndarray:
     """Return blocks [count, 4] of 32 random bits, of ``count`` counters from ``counter``."""
+    return _blocks_at(key, counter, np.arange(count, dtype=np.uint64))
+
+
+def _blocks_at(key: int, counter: int, offsets: np.ndarray) -> np.ndarray:
+    """Return blocks [n, 4] of 32 random bits, of the counters ``counter`` plus ``offsets``."""
     # The counter has 128 bits: a carry out of its lower half goes to the upper one.
-    low = (np.arange(count, dtype=np.uint64) + np.uint64(counter % 2**64)).astype(np.uint64)
+    low = offsets + np.uint64(counter % 2**64)
     carry = low < np.uint64(counter % 2**64)
-    high = np.full(count, counter >> 64, np.uint64) + carry
+    high = np.full(len(offsets), counter >> 64, np.uint64) + carry
     c = [low & _LOW, low >> _HALF, high & _LOW, high >> _HALF]
     k0, k1 = key % 2**32, key >> 32
     for _ in range(10):
@@ -94,6 +101,25 @@ def _between(bits: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
 _Draw = Callable[..., np.ndarray]
 
 
+def _truncated(dtype: np.dtype, count: int, key: int, counter: int) -> np.ndarray:
+    """``count`` normal floats of less than 2. Two or four have 256 blocks each of their own, of
+    which they take the first such numbers."""
+    width = 2 if dtype == np.float64 else 4
+    wide = np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    result = np.empty((-(-count // width), width), dtype)
+    missing, blocks = np.arange(len(result)), 4
+    while missing.size:
+        offsets = missing[:, np.newaxis] * (width * _RESERVED // 4) + np.arange(blocks)
+        bits = _blocks_at(key, counter, offsets.reshape(-1).astype(np.uint64))
+        normal = _normal(bits, wide).reshape(len(missing), -1)
+        inside = np.abs(normal) < 2
+        ready = inside.sum(1) >= width
+        first = np.argsort(~inside[ready], 1, kind="stable")[:, :width]
+        result[missing[ready]] = np.take_along_axis(normal[ready], first, 1)
+        missing, blocks = missing[~ready], 2 * blocks
+    return result.reshape(-1)
+
+
 def _drawn(
     draw: _Draw, shape: np.ndarray, dtype: np.dtype, key: int, counter: int, *ends: np.ndarray
 ) -> np.ndarray:
@@ -103,6 +129,8 @@ def _drawn(
     dims = tuple(shape.tolist())
     size = int(np.prod(dims, dtype=object))
     reserve(size * 64)
+    if draw is _truncated:
+        return _truncated(dtype, size, key, counter)[:size].reshape(dims)
     # A block gives four numbers of up to 32 bits, or two of 64.
     bits = _blocks(key, counter, -(-size // (2 if dtype.itemsize == 8 else 4)))
     numbers = draw(bits, *(ends or (dtype,)))
@@ -118,6 +146,11 @@ def _scrambled(seed: np.ndarray) -> tuple[int, int]:
     return a | b << 32, (c | d << 32) << 64
 
 
+def _check_algorithm(alg: np.ndarray) -> None:
+    if alg.tolist() not in (_PHILOX, _AUTOMATIC):
+        raise ShapeError(f"algorithm {alg.tolist()} is none of 1 and 3, Philox")
+
+
 def _infer(name: str) -> Callable[[Types, Attrs, Consts], Sequence[Type]]:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         dtype = find_dtype(attrs.get(name, ""))
@@ -129,13 +162,14 @@ def _infer(name: str) -> Callable[[Types, Attrs, Consts], Sequence[Type]]:
 _DRAWS: dict[str, tuple[_Draw, str]] = {
     "Uniform": (_unit, "dtype"),
     "Normal": (_normal, "dtype"),
+    "TruncatedNormal": (_truncated, "dtype"),
     "UniformFullInt": (_whole, "dtype"),
     "UniformInt": (_between, "dtype"),
 }
 
 
 def _register_stateless(name: str, draw: _Draw, attr: str) -> None:
-    @operator(f"StatelessRandom{name}V2", infer=_infer(attr))
+    @operator(f"{name}V2", infer=_infer(attr))
     def with_key(node: Node, types: Types) -> Kernel:
         dtype = common.named_dtype(node.attrs, attr)
 
@@ -146,8 +180,7 @@ def _register_stateless(name: str, draw: _Draw, attr: str) -> None:
             alg: np.ndarray,
             *ends: np.ndarray,
         ) -> np.ndarray:
-            if alg.tolist() not in (_PHILOX, _AUTOMATIC):
-                raise ShapeError(f"algorithm {alg.tolist()} is none of 1 and 3, Philox")
+            _check_algorithm(alg)
             if key.shape != (1,) or counter.shape != (2,):
                 raise ShapeError(f"a key {key.shape} is [1], and a counter {counter.shape} [2]")
             low, high = counter.tolist()
@@ -155,7 +188,7 @@ def _register_stateless(name: str, draw: _Draw, attr: str) -> None:
 
         return Kernel(run)
 
-    @operator(f"StatelessRandom{name}", infer=_infer(attr))
+    @operator(name, infer=_infer(attr))
     def with_seed(node: Node, types: Types) -> Kernel:
         dtype = common.named_dtype(node.attrs, attr)
 
@@ -166,39 +199,91 @@ def _register_stateless(name: str, draw: _Draw, attr: str) -> None:
 
 
 class _Draws:
-    """The key of a kernel with seeds as attributes, and where its next run begins to draw."""
+    """Where the runs of a kernel begin to draw: at a key and a counter."""
 
-    def __init__(self, attrs: Attrs) -> None:
-        seeds = [attrs["seed"], attrs["seed2"]]
-        if not any(seeds):
-            seeds = [secrets.randbits(64), secrets.randbits(64)]
-        self.key, second = (seed % 2**64 for seed in seeds)
+    def __init__(self) -> None:
+        self.key, second = secrets.randbits(64), secrets.randbits(64)
         self._next, self._lock = second << 64, threading.Lock()
 
-    def take(self, count: int) -> tuple[int, int]:
-        """Return the key, and the counter for as many elements."""
+    def take(self, blocks: int, states: Sequence[object]) -> tuple[int, int]:
+        """Return the key, and the counter for as many blocks: those of the handle in ``states``,
+        or of the kernel itself if there is none."""
+        if states:
+            return _key_and_counter(_skip(states[0], blocks))
         with self._lock:
-            own, self._next = self._next, self._next + count * _RESERVED
+            own, self._next = self._next, self._next + blocks
         return self.key, own % 2**128
 
 
-def _register_stateful(name: str, draw: _Draw, attr: str) -> None:
+def _key_and_counter(state: np.ndarray) -> tuple[int, int]:
+    if state.shape != (3,) or state.dtype.itemsize != 8:
+        raise ShapeError(f"the state of Philox is int64[3], not {state.dtype}{list(state.shape)}")
+    low, high, key = (int(x) % 2**64 for x in state.tolist())
+    return key, low | high << 64
+
+
+def _skip(handle: object, blocks: int) -> np.ndarray:
+    """Move the state in a variable on by as many blocks; return what it was."""
+
+    def moved(state: np.ndarray) -> np.ndarray:
+        key, counter = _key_and_counter(state)
+        counter = (counter + blocks) % 2**128
+        return np.array([counter % 2**64, counter >> 64, key], np.uint64).view(state.dtype)
+
+    return exchange(handle, moved)
+
+
+@operator("RngReadAndSkip", infer=rules.always(TensorType(INT64, (3,))), pure=False)
+def read_and_skip(node: Node, types: Types) -> Kernel:
+    def run(handle: object, alg: np.ndarray, delta: np.ndarray) -> np.ndarray:
+        _check_algorithm(alg)
+        return _skip(handle, int(delta) * _RESERVED)
+
+    return Kernel(run)
+
+
+def _register_stateful(name: str, draw: _Draw, attr: str, ends: int = 0) -> None:
+    """An operation with the inputs shape, ``ends``, and perhaps the handle of its state."""
+
     @operator(name, infer=_infer(attr), pure=False, traits={"any order"})
     def compile(node: Node, types: Types) -> Kernel:
-        dtype, draws = common.named_dtype(node.attrs, attr), _Draws(node.attrs)
+        dtype, draws = common.named_dtype(node.attrs, attr), _Draws()
 
-        def run(shape: np.ndarray, *ends: np.ndarray) -> np.ndarray:
-            taken = draws.take(int(np.prod(shape, dtype=object)))
-            return _drawn(draw, shape, dtype, *taken, *ends)
+        def run(shape: np.ndarray, *rest: np.ndarray) -> np.ndarray:
+            blocks = int(np.prod(shape, dtype=object)) * _RESERVED
+            return _drawn(draw, shape, dtype, *draws.take(blocks, rest[ends:]), *rest[:ends])
 
         return Kernel(run)
 
 
 for _name, (_function, _attr) in _DRAWS.items():
-    _register_stateless(_name, _function, _attr)
+    _own = "Stateless" if _function is _truncated else "StatelessRandom"
+    _register_stateless(f"{_own}{_name}", _function, _attr)
 _register_stateful("RandomUniform", _unit, "dtype")
 _register_stateful("RandomStandardNormal", _normal, "dtype")
-_register_stateful("RandomUniformInt", _between, "Tout")
+_register_stateful("TruncatedNormal", _truncated, "dtype")
+_register_stateful("RandomUniformInt", _between, "Tout", ends=2)
+
+
+@operator("RandomShuffle", infer=rules.same_type, pure=False, strings=True, traits={"any order"})
+def shuffle(node: Node, types: Types) -> Kernel:
+    """The rows in the order of Fisher and Yates."""
+    draws = _Draws()
+
+    def run(value: np.ndarray, *states: object) -> np.ndarray:
+        count = len(value) if value.ndim else 1
+        if count < 2:
+            return value.copy()
+        blocks = -(-(count - 1) // 4)
+        reserve(count * 64)
+        bits = _blocks(*draws.take(blocks, states), blocks).reshape(-1)[: count - 1]
+        order = list(range(count))
+        for i, step in enumerate((bits % np.arange(count, 1, -1, np.uint32)).tolist()):
+            order[i], order[i + step] = order[i + step], order[i]
+        return value[order]
+
+    return Kernel(run)
+
 
 # Categories.
 
@@ -230,12 +315,12 @@ def _chosen(logits: np.ndarray, count: int, key: int, counter: int, dtype: np.dt
 
 @operator("Multinomial", infer=_infer_categories, pure=False, traits={"any order"})
 def multinomial(node: Node, types: Types) -> Kernel:
-    dtype, draws = common.named_dtype(node.attrs, "output_dtype", "int64"), _Draws(node.attrs)
+    dtype, draws = common.named_dtype(node.attrs, "output_dtype", "int64"), _Draws()
 
-    def run(logits: np.ndarray, count: np.ndarray) -> np.ndarray:
+    def run(logits: np.ndarray, count: np.ndarray, *states: object) -> np.ndarray:
         size = common.count(count, "num_samples")
         taken = len(logits) * -(-size // 4) * 8 if logits.ndim else 0
-        return _chosen(logits, size, *draws.take(taken), dtype)
+        return _chosen(logits, size, *draws.take(taken * _RESERVED, states), dtype)
 
     return Kernel(run)
 

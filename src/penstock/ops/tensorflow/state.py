@@ -223,6 +223,15 @@ def variable_handle(node: Node, types: Types) -> Kernel:
 _variable = handle(_Variable, "variable")
 
 
+def exchange(handle: object, function: ArrayFunction) -> np.ndarray:
+    """Replace the value of the variable of a handle by ``function`` of it; return the old one."""
+    state = _variable(handle)
+    with state.lock:
+        old = state.read()
+        state.assign(function(old))
+    return old
+
+
 def _infer_read(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     type_ = _declared(attrs)
     return (ANY if type_.dtype is None else type_,)
