@@ -203,11 +203,21 @@ _REDUCTIONS = {
     "Max": "max",
 }
 SCATTERING = [f"ResourceScatter{end}" for end in _REDUCTIONS]
+SCATTERING += ["ResourceScatterDiv", "ResourceStridedSliceAssign"]
 SCATTERING += [f"ResourceScatterNd{end}" for end in ("Update", "Add", "Sub", "Min", "Max")]
-"""operations that replace rows of variables, by numbers or tuples, or reduce them with others"""
+"""operations that replace rows of variables, by numbers, tuples or slices, or reduce them"""
 
 
-@rule(*SCATTERING)
+@rule("ResourceStridedSliceAssign")
+def assign_slice(c: Conversion) -> None:
+    handle, *rest = c.inputs
+    masks = {key: value for key, value in c.attrs.items() if key.endswith("_mask")}
+    inputs = [c.variable(handle, c.attrs["T"]), *rest]
+    result = c.emit("TensorStridedSliceUpdate", inputs, masks, domain=TENSORFLOW)
+    c.emit_final("AssignVariableOp", [handle, result], domain=TENSORFLOW)
+
+
+@rule(*(name for name in SCATTERING if "Slice" not in name))
 def scatter_into_variable(c: Conversion) -> None:
     handle, indices, updates = c.inputs
     by_tuples, how = "Nd" in c.op, c.op.removeprefix("ResourceScatter").removeprefix("Nd")
@@ -216,6 +226,10 @@ def scatter_into_variable(c: Conversion) -> None:
         indices = c.emit("Unsqueeze", [indices, c.constant([-1])])
     if how == "Sub":
         updates = c.emit("Neg", [updates])
+    elif how == "Div":
+        if not c.attrs["dtype"].startswith("float"):
+            raise InexpressibleError(f"no division of rows of {c.attrs['dtype']} is available")
+        how, updates = "Mul", c.emit("Reciprocal", [updates])
     # ONNX would count negative indices from the end.
     places = c.emit("NonNegative", [indices], domain=TENSORFLOW)
     result = c.emit("ScatterND", [value, places, updates], {"reduction": _REDUCTIONS[how]})
@@ -229,6 +243,16 @@ def sparse_to_dense(c: Conversion) -> None:
 
 
 # Shapes.
+
+
+@rule("Shape")
+def shape(c: Conversion) -> None:
+    """Variants in a tensor are a list of them."""
+    if c.attrs["T"] != "variant":
+        c.emit_same_op(("out_type",))
+        return
+    count = c.cast(c.emit("TensorListLength", [c.inputs[0]], domain=TENSORFLOW), c.attrs["out_type"])
+    c.emit_final("Unsqueeze", [count, c.constant([0])])
 
 
 @rule("Empty")

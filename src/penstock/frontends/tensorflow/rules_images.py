@@ -121,8 +121,13 @@ def _groups(c: Conversion, image_format: ImageFormat, image: Shape | None) -> in
 def depthwise(c: Conversion) -> None:
     """A filter [H, W, C, M], with M outputs for each channel, is a convolution in C groups."""
     image_format = ImageFormat(c, 2)
+    attrs = image_format.conv_attrs()
+    if all_known(c.shape(1)) is None:  # such as that of a filter repeated for each channel
+        inputs = [image_format.channels_first(c.inputs[0]), c.inputs[1]]
+        image_format.emit_final(c.op, inputs, attrs, domain=TENSORFLOW)
+        return
     weights, channels = _depthwise_weights(c)
-    attrs = {**image_format.conv_attrs(), "group": channels}
+    attrs["group"] = channels
     image_format.emit_final("Conv", [image_format.channels_first(c.inputs[0]), weights], attrs)
 
 

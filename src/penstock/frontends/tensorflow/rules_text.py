@@ -82,6 +82,14 @@ def print_(c: Conversion) -> None:
     c.emit_final("Identity", [x]).control_inputs.append(node)
 
 
+# Sound.
+
+
+@rule("AudioSpectrogram", "Mfcc")
+def spectrogram(c: Conversion) -> None:
+    c.emit_final(c.op, attrs=c.attrs, domain=TFLITE)
+
+
 # Tables.
 
 

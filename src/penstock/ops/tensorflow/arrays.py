@@ -283,6 +283,41 @@ def strided_slice_grad(node: Node, types: Types) -> Kernel:
     return Kernel(function)
 
 
+@common.operator("TensorStridedSliceUpdate", infer=rules.same_type, strings=True)
+def strided_slice_update(node: Node, types: Types) -> Kernel:
+    """A copy of the first input with ``value`` in the slice."""
+
+    def function(
+        x: np.ndarray, begin: np.ndarray, end: np.ndarray, strides: np.ndarray, value: np.ndarray
+    ) -> np.ndarray:
+        _check_vectors(begin.ndim, end.ndim, strides.ndim)
+        index = _index(begin.tolist(), end.tolist(), strides.tolist(), node.attrs)
+        _sliced(x.shape, index)
+        result = x.copy()
+        place = result[index]
+        # The assignment would silently broadcast other values than scalars.
+        if value.shape and place.shape != value.shape:
+            raise ShapeError(f"the value has shape {value.shape}, but the slice has {place.shape}")
+        result[index] = value
+        return result
+
+    return Kernel(function)
+
+
+@common.array_operator("XlaDynamicUpdateSlice", infer=rules.same_type, strings=True)
+def dynamic_update_slice(x: np.ndarray, update: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """A copy of ``x`` with ``update`` from ``indices`` on, moved to where it is inside."""
+    if not x.ndim == update.ndim == indices.size or (np.array(update.shape) > x.shape).any():
+        raise ShapeError(
+            f"an update of shape {update.shape} at {indices.tolist()} does not fit into {x.shape}"
+        )
+    result = x.copy()
+    most = [dim - size for dim, size in zip(x.shape, update.shape, strict=True)]
+    begin = np.clip(indices.reshape(-1), 0, most).tolist()
+    result[tuple(map(slice, begin, np.add(begin, update.shape).tolist()))] = update
+    return result
+
+
 def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = rules.tensor(types, 0)
     begin, sizes = (rules.all_known(rules.ints(types, consts, i)) for i in (1, 2))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import reduce
+from itertools import pairwise
 
 import numpy as np
 
@@ -187,7 +188,9 @@ def _size(count: np.ndarray) -> int:
 
 
 @common.array_operator("TensorListFromTensor", strings=True)
-def from_tensor(value: np.ndarray, shape: np.ndarray) -> _TensorList:
+def from_tensor(value: np.ndarray | _TensorList, shape: np.ndarray) -> _TensorList:
+    if isinstance(value, _TensorList):
+        return value
     if value.ndim < 1:
         raise ShapeError("a scalar cannot be unstacked into a list: rank 1 or more is needed")
     if not fits(value.shape[1:], _shape(shape)):
@@ -260,10 +263,12 @@ def stack(
     num_elements: int = -1,
     element_dtype: str = "",
     none_is_empty: bool = False,
-) -> np.ndarray:
-    """Stack the elements. With ``none_is_empty``, unknown dims of an empty list are 0, as for scan
+) -> RunValue:
+    """Stack the elements; a tensor of variants is a list of them. With ``none_is_empty``, unknown dims of an empty list are 0, as for scan
     outputs of ONNX's loops."""
-    list_ = _list(handle, element_dtype)
+    list_ = _list(handle, "" if element_dtype == "variant" else element_dtype)
+    if list_.dtype is None:
+        return list_
     if none_is_empty and not list_.items:
         dims = [d if isinstance(d, int) else 0 for d in list_.shape or ()]
         return np.empty((0, *dims), list_.dtype)
@@ -299,6 +304,18 @@ def scatter(
     for place, row in with_checkpoints(zip(places, copy_within_budget(value), strict=True)):
         items[place] = np.asarray(row, value.dtype)
     return _TensorList(value.dtype, _shape(shape), tuple(items))
+
+
+@common.array_operator("TensorListScatterIntoExistingList", strings=True)
+def scatter_into(handle: object, value: np.ndarray, indices: np.ndarray) -> _TensorList:
+    list_, places = _list(handle), indices.reshape(-1).tolist()
+    if value.ndim < 1 or len(places) != len(value) or min(places, default=0) < 0:
+        raise ShapeError(f"indices {places} must be nonnegative, one per row of {value.shape}")
+    reserve(_PLACE_BYTES * len(list_.items) + tensor_arrays.ELEMENT_BYTES * len(places))
+    items = [*list_.items, *[None] * (max([*places, -1]) + 1 - len(list_.items))]
+    for place, row in with_checkpoints(zip(places, copy_within_budget(value), strict=True)):
+        items[place] = list_.checked(np.asarray(row, value.dtype))
+    return replace(list_, items=tuple(items))
 
 
 @common.array_operator("TensorListLength", infer=always(TensorType(INT32, ())))
@@ -340,6 +357,83 @@ def split(value: np.ndarray, shape: np.ndarray, lengths: np.ndarray) -> _TensorL
     reserve(tensor_arrays.ELEMENT_BYTES * len(counts))
     parts = tuple(np.split(copy_within_budget(value), np.cumsum(counts)[:-1])) if counts else ()
     return _TensorList(value.dtype, _shape(shape), parts)
+
+
+# Ragged tensors.
+
+
+@dataclass(frozen=True, slots=True)
+class _Ragged:
+    """A ragged tensor: the splits of its ragged dims, the outermost first, and its values."""
+
+    splits: tuple[np.ndarray, ...]
+    values: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        return len(self.splits[0]) - 1 if self.splits else len(self.values)
+
+    def row(self, index: int) -> _Ragged:
+        """One row, without its outermost splits; a row of the values if there are none."""
+        if not self.splits:
+            return _Ragged((), np.asarray(self.values[index], self.values.dtype))
+        begin, end = self.splits[0][index : index + 2].tolist()
+        splits = []
+        for inner in self.splits[1:]:
+            splits.append(inner[begin : end + 1] - inner[begin])
+            begin, end = int(inner[begin]), int(inner[end])
+        return _Ragged(tuple(splits), self.values[begin:end])
+
+
+_ragged = common.handle(_Ragged, "ragged tensor")
+
+
+@common.array_operator("RaggedTensorToVariant", strings=True)
+def ragged_to_variant(*parts: np.ndarray, batched_input: bool) -> _TensorList | _Ragged:
+    """The ragged tensor as one variant, or its rows as a list of variants."""
+    *splits, values = map(copy_within_budget, parts)
+    for outer, inner in pairwise([*splits, values]):
+        count = len(inner) - (inner is not values)
+        if outer.ndim != 1 or (np.diff(outer, prepend=0, append=count) < 0).any() or outer[0]:
+            raise ShapeError(f"splits {outer.tolist()} must ascend from 0 to {count}")
+    whole = _Ragged(tuple(splits), values)
+    if not batched_input:
+        return whole
+    reserve(tensor_arrays.ELEMENT_BYTES * whole.rows)
+    return _TensorList(None, (), tuple(map(whole.row, with_checkpoints(range(whole.rows)))))
+
+
+def _infer_ragged(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    splits = TensorType(find_dtype(attrs["Tsplits"]), (None,))
+    return [splits] * attrs["output_ragged_rank"] + [TensorType(find_dtype(attrs["Tvalues"]))]
+
+
+@common.array_operator("RaggedTensorFromVariant", infer=_infer_ragged, strings=True)
+def ragged_from_variant(
+    value: object, *, output_ragged_rank: int, Tvalues: str, Tsplits: str
+) -> common.Outputs:
+    """The splits and values of a variant, or of a list of variants, which become rows."""
+    dtype = find_dtype(Tsplits)
+    whole = isinstance(value, _Ragged)
+    rows = [_ragged(row) for row in ([value] if whole else _list(value).items)]
+    inner = output_ragged_rank - (not whole)
+    if any(len(row.splits) != inner for row in rows):
+        ranks = sorted({len(row.splits) for row in rows})
+        raise ShapeError(f"variants have ragged ranks {ranks}, but the node needs {inner}")
+    if any(row.values.dtype != find_dtype(Tvalues) for row in rows):
+        raise ShapeError(f"the values of variants are not {Tvalues}, as the node says")
+    reserve(sum(x.nbytes for row in rows for x in (*row.splits, row.values)))
+    outer = [] if whole else [np.cumsum([0, *(row.rows for row in rows)])]
+    for axis in range(inner):
+        parts = [row.splits[axis] for row in rows]
+        ends = np.cumsum([0, *(part[-1] for part in parts)])
+        moved = [part[1:] + end for part, end in zip(parts, ends[:-1], strict=True)]
+        outer.append(np.concatenate([[0], *moved]))
+    values = [row.values for row in rows]
+    if len({part.shape[1:] for part in values}) > 1:
+        raise ShapeError(f"rows have values of shapes {[part.shape for part in values]!s:.100}")
+    joined = np.concatenate(values) if values else np.empty(0, find_dtype(Tvalues))
+    return common.outputs([*(splits.astype(dtype) for splits in outer), joined])
 
 
 # Optionals.

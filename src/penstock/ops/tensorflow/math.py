@@ -78,6 +78,7 @@ _SELU, _SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
 
 _BINARY: dict[str, Arithmetic] = {
     "Atan2": np.arctan2,
+    "NextAfter": np.nextafter,
     "DivNoNan": lambda x, y: _unless_zero(y, x, np.true_divide(x, y)),
     "MulNoNan": lambda x, y: _unless_zero(y, x, np.multiply(x, y)),
     "SquaredDifference": _squared_difference,
@@ -133,6 +134,9 @@ _UNARY: dict[str, Arithmetic] = {
 for _table, _infer in ((_BINARY, rules.broadcast_type), (_UNARY, rules.same_type)):
     for _name, _function in _table.items():
         array_operator(_name, infer=_infer)(_function)
+array_operator(
+    "PopulationCount", infer=lambda t, a, c: (TensorType(np.dtype(np.uint8), rules.tensor(t, 0).shape),)
+)(np.bitwise_count)
 array_operator("ZerosLike", infer=infer_unary(lambda _: 0))(np.zeros_like)
 array_operator("IsFinite", infer=rules.broadcast_to(BOOL))(np.isfinite)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -260,26 +261,65 @@ _elementwise("SparseDenseCwiseAdd", np.add)
 _elementwise("SparseDenseCwiseMul", np.multiply)
 
 
-@array_operator(
-    "SparseReduceSum", infer=lambda types, *_: [TensorType(rules.tensor(types, 1).dtype)]
-)
-def sparse_reduce_sum(
-    indices: np.ndarray,
-    values: np.ndarray,
-    shape: np.ndarray,
-    axes: np.ndarray,
-    *,
-    keep_dims: bool = False,
-) -> np.ndarray:
-    """A dense tensor of sums along the axes."""
+def _reduction(name: str, function: np.ufunc) -> None:
+    @array_operator(name, infer=lambda types, *_: [TensorType(rules.tensor(types, 1).dtype)])
+    def reduce(
+        indices: np.ndarray,
+        values: np.ndarray,
+        shape: np.ndarray,
+        axes: np.ndarray,
+        *,
+        keep_dims: bool = False,
+    ) -> np.ndarray:
+        """A dense tensor of reductions along the axes, with 0 where there are no values."""
+        dims = _checked(indices, values, shape)
+        gone = rules.normalize_axes(axes.reshape(-1).tolist(), len(dims))
+        kept = [axis for axis in range(len(dims)) if axis not in gone]
+        out = _zeros([dims[axis] for axis in kept], values.dtype)
+        places = indices[:, kept]
+        # Elements start with one of their values, as 0 may be more than all of them.
+        out[tuple(places.T)] = values if kept else values[-1:].sum() if len(values) else 0
+        if function is np.add:
+            out[...] = 0
+        # Without kept axes, the dots are the only index.
+        whole = function.reduce(values) if not kept and len(values) else values
+        if len(values):
+            function.at(out, (..., *places.T), whole)
+        if keep_dims:
+            return out.reshape([1 if i in gone else dim for i, dim in enumerate(dims)])
+        return out
+
+
+_reduction("SparseReduceSum", np.add)
+_reduction("SparseReduceMax", np.maximum)
+
+
+def _infer_parts_of_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    rank, count = _rank(rules.tensor(types, 1), 1), attrs["num_split"]
+    parts = _infer_parts(rank, rules.tensor(types, 2).dtype)
+    return [part for part in parts for _ in range(count)]
+
+
+@array_operator("SparseSplit", infer=_infer_parts_of_split)
+def sparse_split(
+    axis: np.ndarray, indices: np.ndarray, values: np.ndarray, shape: np.ndarray, *, num_split: int
+) -> tuple[np.ndarray, ...]:
+    """Indices, then values, then shapes of parts along an axis; the first ones have one row more if
+    it cannot be divided."""
     dims = _checked(indices, values, shape)
-    gone = rules.normalize_axes(axes.reshape(-1).tolist(), len(dims))
-    kept = [axis for axis in range(len(dims)) if axis not in gone]
-    out = _zeros([dims[axis] for axis in kept], values.dtype)
-    # Without kept axes, the dots are the only index.
-    np.add.at(out, (..., *indices[:, kept].T), values if kept else values.sum())
-    whole = [1 if axis in gone else dim for axis, dim in enumerate(dims)]
-    return out.reshape(whole) if keep_dims else out
+    (place,) = rules.normalize_axes([common.integer(axis, "split_dim")], len(dims))
+    if not 1 <= num_split <= dims[place]:
+        raise ShapeError(f"{dims[place]} rows cannot be split into {num_split} parts")
+    size, more = divmod(dims[place], num_split)
+    starts = [i * size + min(i, more) for i in range(num_split + 1)]
+    parts = []
+    for first, last in pairwise(starts):
+        inside = (indices[:, place] >= first) & (indices[:, place] < last)
+        own, part = indices[inside], shape.copy()
+        own[:, place] -= first
+        part[place] = last - first
+        parts.append((own, values[inside], part))
+    return tuple(part for kind in zip(*parts, strict=True) for part in kind)
 
 
 def _zeros(dims: list[int], dtype: np.dtype) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Gradients of convolution and pooling.
+"""Gradients of convolution and pooling, and depthwise convolution by filters of any shape.
 
 The gradient of a convolution for its input takes the size of the input, which may be known only at
 run time. All others have channels last, and process the k-th elements of all windows at once.
@@ -19,6 +19,7 @@ from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common.dtypes import is_half
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.shape_rules import ints, same_type, tensor
 from penstock.ops.common.windows import Window, behind, windows
 from penstock.ops.registry import ATTRS, standard
@@ -108,6 +109,37 @@ def conv_backward(node: Node, types: Types) -> Kernel:
                 f"{list(y.shape)}, the shape that follows from the gradient {list(x.shape)} and "
                 f"weights {list(weights.shape)}"
             )
+        return y
+
+    return Kernel(function)
+
+
+def _infer_depthwise(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, weights = tensor(types, 0), rules.all_known(tensor(types, 1).shape)
+    if weights is None or len(weights) != 4 or not x.shape or len(x.shape) != 4:
+        return (TensorType(x.dtype, (x.shape[0] if x.shape else None, None, None, None)),)
+    image = rules.all_known(x.shape[2:])
+    counts = [None] * 2 if image is None else [w.count for w in windows(attrs, weights[:2], image)]
+    return (TensorType(x.dtype, (x.shape[0], weights[2] * weights[3], *counts)),)
+
+
+@operator("DepthwiseConv2dNative", infer=_infer_depthwise)
+def depthwise_conv(node: Node, types: Types) -> Kernel:
+    """The convolution of images [N, C, H, W] with a filter [h, w, C, M], in C groups."""
+    op = standard("Conv")
+
+    @lru_cache(maxsize=8)
+    def kernel(groups: int) -> Kernel:
+        attrs = {**node.attrs, "group": groups}
+        inner = Node(op, [Value("x"), Value("w")], [Value("y")], attrs, origin=node.origin)
+        return op.compile(inner, [TensorType(), TensorType()])
+
+    def function(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        if x.ndim != 4 or weights.ndim != 4 or x.shape[1] != weights.shape[2]:
+            raise ShapeError(f"images {x.shape}, channels first, and a filter {weights.shape}")
+        height, width, channels, multiplier = weights.shape
+        flat = weights.reshape(height, width, 1, channels * multiplier).transpose(3, 2, 0, 1)
+        y: np.ndarray = kernel(channels)(x, flat)
         return y
 
     return Kernel(function)
