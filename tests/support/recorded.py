@@ -41,8 +41,15 @@ class Recorded:
         return folder
 
     def check(self, name: str, session: ps.Session) -> None:
-        """Compare the answers of a session with those recorded."""
-        out, wanted = session.run(self.part(name, "in")), self.part(name, "out")
+        """Compare the answers of a session, one after the other, with those recorded."""
+        self._check_run(name, session, "")
+        later = 1
+        while self.part(name, f"in_{later}"):
+            self._check_run(name, session, f"_{later}")
+            later += 1
+
+    def _check_run(self, name: str, session: ps.Session, end: str) -> None:
+        out, wanted = session.run(self.part(name, f"in{end}")), self.part(name, f"out{end}")
         assert out.keys() == wanted.keys()
         for key, want in wanted.items():
             assert (out[key].dtype, out[key].shape) == (want.dtype, want.shape)

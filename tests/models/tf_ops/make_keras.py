@@ -22,19 +22,24 @@ NUMBERS = [5, 7, 9, 0, 33, -4]
 RNG = np.random.default_rng(5)
 
 
-def record(name: str, folder: Path, feeds: dict[str, np.ndarray]) -> None:
-    """The files of a SavedModel, and the answer of its signature."""
+def record(
+    name: str, folder: Path, feeds: dict[str, np.ndarray], *later: dict[str, np.ndarray]
+) -> None:
+    """The files of a SavedModel, and the answers of its signature: to ``feeds``, and to further
+    feeds one after the other, with the roles "in_1" and "out_1", and so on."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != "fingerprint.pb":
             key = f"{name}/file/{path.relative_to(folder)}"
             FOUND[key] = np.frombuffer(path.read_bytes(), np.uint8)
     run = tf.saved_model.load(str(folder)).signatures["serving_default"]
-    answers = run(**{key: tf.constant(value) for key, value in feeds.items()})
     FOUND[f"{name}/graph"] = np.empty(0, np.uint8)
-    for key, value in feeds.items():
-        FOUND[f"{name}/in/{key}"] = value
-    for key, value in answers.items():
-        FOUND[f"{name}/out/{key}"] = np.asarray(value.numpy())
+    for i, fed in enumerate((feeds, *later)):
+        end = f"_{i}" if i else ""
+        answers = run(**{key: tf.constant(value) for key, value in fed.items()})
+        for key, value in fed.items():
+            FOUND[f"{name}/in{end}/{key}"] = value
+        for key, value in answers.items():
+            FOUND[f"{name}/out{end}/{key}"] = np.asarray(value.numpy())
 
 
 def layer(name: str, part: Any, choices: list[Any], dtype: str, width: int = 3) -> None:

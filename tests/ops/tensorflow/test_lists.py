@@ -139,7 +139,8 @@ def test_list_of_variants_makes_no_tensor() -> None:
     kinds = {"element_dtype": kind, "shape_type": Type("int32")}
     empty = g.node("EmptyTensorList", shape, g.const(np.int32(-1)), **kinds)
     handle = g.node("TensorListPushBack", empty, empty, element_dtype=kind)
-    g.node("TensorListStack", handle, shape, name="y", element_dtype=kind)
+    index = g.const(np.zeros(1, np.int32))
+    g.node("TensorListGather", handle, index, shape, name="y", element_dtype=kind)
     with pytest.raises(ps.RunError, match="a list of variants cannot be"):
         ps.compile(g.bytes()).run({}, ["y:0"])
 

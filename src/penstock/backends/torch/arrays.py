@@ -20,7 +20,7 @@ from penstock.core.types import RunValue, RunValues
 from penstock.ir.kernel import DeviceWork, Kernel
 from penstock.ops.common.shape_rules import normalize_axes
 from penstock.ops.onnx.index import slice_bounds
-from penstock.ops.onnx.shape import flatten_axis, reshaped_dims
+from penstock.ops.onnx.shape import flatten_axis, reshaped_dims, zeros_of
 
 
 def _viewing(function: Callable[..., RunValue], *host_inputs: int) -> Kernel:

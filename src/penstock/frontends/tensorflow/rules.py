@@ -296,7 +296,8 @@ def draw(c: Conversion) -> None:
         store.initial[name], store.constant = state, False
         attrs = {"container": "", "shared_name": name, "dtype": "int64", "shape": [3]}
         inputs.append(c.emit("VarHandleOp", [], attrs | {"store": store}, domain=TENSORFLOW))
-    kept = {key: c.attrs[key] for key in ("dtype", "Tout", "output_dtype") if key in c.attrs}
+    names: tuple[str, ...] = ("dtype", "Tout", "output_dtype")
+    kept = {key: c.attrs[key] for key in names if key in c.attrs}
     c.emit_final(c.op, inputs, kept, domain=TENSORFLOW)
 
 

@@ -251,7 +251,9 @@ def shape(c: Conversion) -> None:
     if c.attrs["T"] != "variant":
         c.emit_same_op(("out_type",))
         return
-    count = c.cast(c.emit("TensorListLength", [c.inputs[0]], domain=TENSORFLOW), c.attrs["out_type"])
+    count = c.cast(
+        c.emit("TensorListLength", [c.inputs[0]], domain=TENSORFLOW), c.attrs["out_type"]
+    )
     c.emit_final("Unsqueeze", [count, c.constant([0])])
 
 

@@ -135,7 +135,8 @@ for _table, _infer in ((_BINARY, rules.broadcast_type), (_UNARY, rules.same_type
     for _name, _function in _table.items():
         array_operator(_name, infer=_infer)(_function)
 array_operator(
-    "PopulationCount", infer=lambda t, a, c: (TensorType(np.dtype(np.uint8), rules.tensor(t, 0).shape),)
+    "PopulationCount",
+    infer=lambda t, a, c: (TensorType(np.dtype(np.uint8), rules.tensor(t, 0).shape),),
 )(np.bitwise_count)
 array_operator("ZerosLike", infer=infer_unary(lambda _: 0))(np.zeros_like)
 array_operator("IsFinite", infer=rules.broadcast_to(BOOL))(np.isfinite)

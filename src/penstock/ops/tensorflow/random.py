@@ -278,7 +278,7 @@ def shuffle(node: Node, types: Types) -> Kernel:
         reserve(count * 64)
         bits = _blocks(*draws.take(blocks, states), blocks).reshape(-1)[: count - 1]
         order = list(range(count))
-        for i, step in enumerate((bits % np.arange(count, 1, -1, np.uint32)).tolist()):
+        for i, step in enumerate((bits % np.arange(count, 1, -1)).tolist()):
             order[i], order[i + step] = order[i + step], order[i]
         return value[order]
 

@@ -18,8 +18,8 @@ from penstock.core.types import Dim, RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Infer, Types
-from penstock.ops.common.dtypes import is_half
 from penstock.ops.common import shape_rules as rules
+from penstock.ops.common.dtypes import is_half
 from penstock.ops.common.shape_rules import ints, same_type, tensor
 from penstock.ops.common.windows import Window, behind, windows
 from penstock.ops.registry import ATTRS, standard

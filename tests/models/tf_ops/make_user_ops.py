@@ -1,0 +1,170 @@
+"""Makes ``user_ops.npz.xz``, as ``make.py`` does ``cases.npz.xz``: operations of users' models that the
+others leave out."""
+
+from __future__ import annotations
+
+import io
+import wave
+
+import numpy as np
+import tensorflow as tf
+from make import RNG, F, case, real, save, several
+from make_text import words
+from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_dynamic_update_slice
+
+
+def drawn() -> None:
+    shape = {"shape": np.array([7, 9], np.int32)}
+    seed = {"seed": np.array([-5, 2**40 + 3], np.int64)}
+    for kind in (tf.float16, tf.float32, tf.float64):
+        case(f"TruncatedNormal_{kind.name}", "TruncatedNormal", shape, dtype=kind, seed=3, seed2=-4)
+        label = f"StatelessTruncatedNormal_{kind.name}"
+        case(label, "StatelessTruncatedNormal", seed, **shape, dtype=kind)
+    none = {"shape": np.array([0, 2], np.int32)}
+    case("TruncatedNormal_none", "TruncatedNormal", none, dtype=tf.float32, seed=1)
+    for name, value in (
+        ("vector", np.arange(30)),
+        ("matrix_dynamic", real(9, 2)),
+        ("texts", words(*"abcdef")),
+        ("one", real(1, 3)),
+        ("none", real(0)),
+    ):
+        case(f"RandomShuffle_{name}", "RandomShuffle", {"value": value}, seed=5, seed2=9)
+
+
+def slices() -> None:
+    x = {"input": real(5, 4, 3), "value": real(2, 3)}
+    ends = {"begin": [1, 2], "end": [5, 3], "strides": [2, 1]}
+    given = {key: np.array(value, np.int32) for key, value in ends.items()}
+    name = "TensorStridedSliceUpdate"
+    case(f"{name}_shrunk", name, x, **given, shrink_axis_mask=2)
+    case(f"{name}_dynamic", name, x | given, shrink_axis_mask=2)
+    whole = {"value": real(5, 4, 2), "input": x["input"]}
+    back = {"begin": np.array([0, -1]), "end": np.array([0, 0]), "strides": np.array([1, -1])}
+    case(f"{name}_back", name, whole, **back, ellipsis_mask=1)
+    for i, place in enumerate(([1, 2], [-3, 9])):
+        given = {"input": real(4, 5), "update": real(2, 3)}
+        given["indices"] = np.array(place, np.int32)
+        label = f"XlaDynamicUpdateSlice_{i}_dynamic"
+        several(label, lambda **x: [xla_dynamic_update_slice(**x)], given)
+
+
+def sparse() -> None:
+    flat = np.sort(RNG.choice(35, 12, replace=False))
+    indices = np.stack(np.unravel_index(flat, (5, 7)), 1)
+    parts = {"indices": indices, "values": real(12), "shape": np.array([5, 7])}
+    for axis, count in ((0, 2), (1, 3), (1, 7)):
+        more = {"split_dim": np.int64(axis), "num_split": count}
+        case(f"SparseSplit_{axis}_{count}", "SparseSplit", parts, **more)
+    given = {f"input_{key}": value for key, value in parts.items()}
+    given["input_values"] = -np.abs(given["input_values"])  # which are below the absent zeros
+    for name, axes in (("last", [-1]), ("all", [0, 1]), ("none", []), ("first_dynamic", [0])):
+        more = {"reduction_axes": np.array(axes, np.int32), "keep_dims": name == "last"}
+        case(f"SparseReduceMax_{name}", "SparseReduceMax", given, **more)
+    nothing = {"indices": indices[:0], "values": real(0), "shape": parts["shape"]}
+    empty = {f"input_{key}": value for key, value in nothing.items()}
+    case("SparseReduceMax_empty", "SparseReduceMax", empty, reduction_axes=np.array([1], np.int32))
+
+
+def lists() -> None:
+    def build(x: tf.Tensor, i: tf.Tensor) -> list[tf.Tensor]:
+        ops = tf.raw_ops
+        made = ops.TensorListFromTensor(tensor=x, element_shape=[3])
+        more = ops.TensorListScatterIntoExistingList(input_handle=made, tensor=x[:2] * 2, indices=i)
+        stacked = ops.TensorListStack(
+            input_handle=more, element_shape=[3], element_dtype=tf.float32, num_elements=-1
+        )
+        return [stacked]
+
+    for place in (3, 5):
+        given = {"x": real(4, 3), "i": np.array([0, place], np.int32)}
+        several(f"TensorListScatterIntoExistingList_{place}", build, given)
+
+
+def ragged() -> None:
+    splits = [np.array([0, 2, 2, 3]), np.array([0, 1, 4, 6])]
+
+    def build(a: tf.Tensor, b: tf.Tensor, x: tf.Tensor) -> list[tf.Tensor]:
+        results = []
+        for batched, rank in ((False, 2), (True, 2), (True, 1), (True, 0)):
+            ops, given = tf.raw_ops, [a, b][2 - rank :]
+            variant = ops.RaggedTensorToVariant(
+                rt_nested_splits=given, rt_dense_values=x, batched_input=batched
+            )
+            again = ops.RaggedTensorFromVariant(
+                encoded_ragged=variant,
+                input_ragged_rank=-1,
+                output_ragged_rank=max(rank, 1),
+                Tvalues=x.dtype,
+                Tsplits=a.dtype,
+            )
+            results += tf.nest.flatten(again) if rank else []
+        return results
+
+    for name, values in (("rows", real(6, 2)), ("texts_dynamic", words(*"abcdef"))):
+        given = {"a": splits[0], "b": splits[1], "x": values}
+        several(f"RaggedTensorFromVariant_{name}", build, given)
+
+
+def special() -> None:
+    x = np.concatenate([real(40) * 30, [0, np.nan, np.inf, -np.inf, 1e-30, 99.9, 100.1, -700]])
+    for name in ("BesselI0", "BesselI0e", "BesselI1", "BesselI1e"):
+        case(f"{name}_float64", name, {"x": x})
+        case(f"{name}_float32_dynamic", name, {"x": x.astype(F)})
+    pairs = {"x1": np.array([0, 1, -1, np.nan, 3], F), "x2": np.array([1, 0, -1, 1, np.inf], F)}
+    case("NextAfter", "NextAfter", pairs)
+    for kind in (np.int8, np.uint8, np.int64):
+        x = RNG.integers(np.iinfo(kind).min, np.iinfo(kind).max, 9, endpoint=True, dtype=kind)
+        case(f"PopulationCount_{kind.__name__}", "PopulationCount", {"x": x})
+
+
+def sound() -> None:
+    for channels, count in ((1, 50), (2, 30)):
+        file = io.BytesIO()
+        with wave.open(file, "wb") as written:
+            written.setnchannels(channels)
+            written.setsampwidth(2)
+            written.setframerate(16000)
+            written.writeframes((RNG.normal(size=(count, channels)) * 9000).astype("<i2").tobytes())
+        contents = {"contents": words(file.getvalue()).reshape(())}
+        for wanted, length in ((-1, -1), (3, 40), (1, 20)):
+            label = f"DecodeWav_{channels}_{count}_{wanted}"
+            case(label, "DecodeWav", contents, desired_channels=wanted, desired_samples=length)
+    samples = {"input": real(700, 2)}
+    for square in (False, True):
+        label = f"AudioSpectrogram_{square}"
+        given = {"window_size": 200, "stride": 90, "magnitude_squared": square}
+        case(label, "AudioSpectrogram", samples, **given)
+    power = {"spectrogram": np.abs(real(2, 3, 129)), "sample_rate": np.int32(16000)}
+    case("Mfcc", "Mfcc", power)
+    limits = {"upper_frequency_limit": 7000.0, "dct_coefficient_count": 20}
+    case("Mfcc_dynamic", "Mfcc", power, **limits, filterbank_channel_count=25)
+
+
+def layers() -> None:
+    given = {"input": real(2, 6, 5, 3), "filter": real(3, 2, 3, 2)}
+    for padding in ("SAME", "VALID"):
+        more = {"strides": [1, 2, 2, 1], "padding": padding}
+        case(f"DepthwiseConv2dNative_{padding}_dynamic", "DepthwiseConv2dNative", given, **more)
+    for name, dims, target in (
+        ("batch", (0, 3, 7), [0, -1]),
+        ("none", (0,), [0, -1]),
+        ("two", (2, 0, 6), [0, 3, -1]),
+    ):
+        fed = {"tensor": real(*dims), "shape": np.array(target, np.int32)}
+        case(f"Reshape_{name}", "Reshape", fed)
+        case(f"Reshape_{name}_constant", "Reshape", {"tensor": real(*dims)}, shape=fed["shape"])
+    crossed = {
+        "indices": [],
+        "values": [],
+        "shapes": [],
+        "dense_inputs": [words("x", "y").reshape(2, 1), np.array([[1, 2], [3, -4]])],
+    }
+    hashed = {"hashed_output": True, "num_buckets": 50, "hash_key": 7, "out_type": tf.int64}
+    case("SparseCross_mixed", "SparseCross", crossed, **hashed, internal_type=tf.int64)
+
+
+if __name__ == "__main__":
+    for make in (drawn, slices, sparse, lists, ragged, special, sound, layers):
+        make()
+    save("user_ops")
