@@ -35,7 +35,7 @@ BOUNDS = {
     "native_call_fields": 14,
     "pass_context_fields": 10,
     "compile_context_fields": 6,
-    "name_tables": 49,
+    "name_tables": 48,
     "name_tables_in_passes": 6,
     "time_constants": 20,
     "files_of_time_constants": 5,

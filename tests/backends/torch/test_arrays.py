@@ -36,3 +36,7 @@ def test_torch_slices_backward_from_before_the_axis(start, end):
 @pytest.mark.parametrize("op", ["Gather", "GatherElements"])
 def test_torch_gather_counts_negative_indices_from_the_end(op):
     check(op, [floats(4, 3), np.array([[-1, 0, 2], [1, -3, 0]], np.int64)], axis=0)
+
+
+def test_torch_reshapes_as_tensorflow_does_around_dims_of_zero():
+    check("Reshape", [floats(0, 3, 7), np.array([0, -1])], allowzero=1, skip_zeros=1)

@@ -116,6 +116,23 @@ def test_reshape_with_bad_inputs_is_refused(
 @pytest.mark.parametrize(
     ("dims", "target", "wanted"),
     [
+        ((0, 3, 7), i64(0, -1), (0, 21)),
+        ((0,), i64(0, -1), (0, 1)),
+        ((2, 0, 6), i64(0, 3, -1), (0, 3, 4)),
+        (("N", 3, 7), i64(0, -1), (0, None)),
+        ((0, 3), int_type(0, None), (0, None)),
+    ],
+)
+def test_reshape_that_skips_zeros_infers_a_dim_from_the_others(
+    dims: tuple[int, ...], target: np.ndarray | TensorType, wanted: tuple[int, ...]
+) -> None:
+    attrs = {"allowzero": 1, "skip_zeros": 1}
+    assert infer("Reshape", [float_type(*dims), target], attrs)[0].shape == wanted
+
+
+@pytest.mark.parametrize(
+    ("dims", "target", "wanted"),
+    [
         (("N", 3, 8, 8), i64(0, -1), ("N", 192)),
         (("N", 3, None, 8), i64(0, -1), ("N", None)),
         (("N", 3, None, 8), i64(0, 3, 0, -1), ("N", 3, None, 8)),

@@ -290,7 +290,7 @@ def draw(c: Conversion) -> None:
     inputs, seeds = list(c.inputs), [c.attrs["seed"], c.attrs["seed2"]]
     if any(seeds):
         name = f"{c.name}#state"
-        # As those of generators: the counter, of which the second seed is the upper half, and the key.
+        # As of generators: the counter, of which the second seed is the upper half, and the key.
         state = np.array([0, seeds[1], seeds[0]], np.int64)
         store = c.context.variables.store
         store.initial[name], store.constant = state, False

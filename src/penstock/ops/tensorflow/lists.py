@@ -264,8 +264,8 @@ def stack(
     element_dtype: str = "",
     none_is_empty: bool = False,
 ) -> RunValue:
-    """Stack the elements; a tensor of variants is a list of them. With ``none_is_empty``, unknown dims of an empty list are 0, as for scan
-    outputs of ONNX's loops."""
+    """Stack the elements; a tensor of variants is a list of them. With ``none_is_empty``, unknown
+    dims of an empty list are 0, as for scan outputs of ONNX's loops."""
     list_ = _list(handle, "" if element_dtype == "variant" else element_dtype)
     if list_.dtype is None:
         return list_

@@ -25,8 +25,8 @@ def _infer_wav(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def decode_wav(
     contents: np.ndarray, *, desired_channels: int = -1, desired_samples: int = -1
 ) -> tuple[np.ndarray, ...]:
-    """Samples [samples, channels] from -1 to below 1 of a WAV file of 16 bits, and its rate. Missing
-    samples are 0, missing channels as the last one."""
+    """Samples [samples, channels] from -1 to below 1 of a WAV file of 16 bits, and its rate.
+    Missing samples are 0, missing channels as the last one."""
     if contents.size != 1:
         raise ShapeError(f"one file is decoded, not {contents.size}")
     (text,) = texts(contents)

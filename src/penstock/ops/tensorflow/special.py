@@ -128,8 +128,8 @@ _NODES = 48
 
 
 def _bessel_scaled(x: np.ndarray, order: int) -> np.ndarray:
-    """exp(-abs(x)) times the modified Bessel function of order 0 or 1: below _FAR_BESSEL, the
-    integral of exp(abs(x) (cos t - 1)) cos(order t) over t, a mean over nodes, as it is periodic."""
+    """exp(-abs(x)) times the modified Bessel function of order 0 or 1: below _FAR_BESSEL, the mean
+    of exp(abs(x) (cos t - 1)) cos(order t) over nodes t, as that is periodic."""
     size = np.abs(x)
     near = np.minimum(size, _FAR_BESSEL)
     total = np.zeros_like(size)
