@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.session.ahead import compile_ahead, fix_shapes, freeze, run_ahead, values_of
+from penstock.session.ahead import compile_ahead, freeze, run_ahead, values_of
 from tests.support.onnx_text import compile_text
 
 DOUBLE = "double (float[N, 3] x) => (float[N, 3] y) { y = Add(x, x) }"
@@ -37,7 +37,7 @@ def test_compile_ahead_compiles_for_known_shapes_only(session):
 
 
 def test_fixed_shapes_have_a_plan_each(session):
-    fix_shapes(session)
+    session._subgraphs.fix_shapes()
     for count in range(1, 7):
         session.run(rows(count))
     assert session.stats.plans_made == 6

@@ -269,6 +269,12 @@ class Subgraphs:
         subgraph.extract = extract
         return subgraph
 
+    def fix_shapes(self) -> None:
+        """Have a plan for each set of shapes from now on: none with open dims, and none without
+        rows that a mask hides, which would be looked for in the graph."""
+        self.main.varying.fixed = True
+        self.packs = ""
+
     def restrict(self) -> None:
         """Accept only feeds of inputs and fetches of outputs from now on; forget the others."""
         self.ports_only = True

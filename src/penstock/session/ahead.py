@@ -17,29 +17,21 @@ if TYPE_CHECKING:
 def compile_ahead(session: Session) -> None:
     """Compile the plan of a model whose inputs have known shapes, as ``Executors.compile_fixed``
     does."""
-    session._parts().executors.compile_fixed()
+    session._executors.compile_fixed()
 
 
 def run_ahead(session: Session, feeds: NamedValues) -> dict[str, RunValue]:
     """``session.run``, while no request is taken: its plan is compiled in any case."""
-    parts = session._parts()
-    if not parts.executors.compiles:
-        request, key, values = parts.subgraphs.resolve(feeds, None, None)
-        parts.executors.get(request.subgraph, key, values, exact=True)
+    executors = session._executors
+    if not executors.compiles:
+        request, key, values = session._subgraphs.resolve(feeds, None, None)
+        executors.get(request.subgraph, key, values, exact=True)
     return session.run(feeds)
 
 
 def freeze(session: Session) -> None:
     """Let no run compile from now on, as ``compile_in_run=False`` does."""
-    session._parts().executors.freeze(has_plans=True)
-
-
-def fix_shapes(session: Session) -> None:
-    """Have a plan for each set of shapes from now on: none with open dims, and none without rows
-    that a mask hides, which would be looked for in the graph."""
-    subgraphs = session._parts().subgraphs
-    subgraphs.main.varying.fixed = True
-    subgraphs.packs = ""
+    session._executors.freeze(has_plans=True)
 
 
 def check_hidden_rows(session: Session, feeds: NamedValues) -> None:
@@ -47,21 +39,20 @@ def check_hidden_rows(session: Session, feeds: NamedValues) -> None:
     mask hides act on no others."""
     from penstock.compiler.padding import check_batch
 
-    parts = session._parts()
-    main = parts.subgraphs.main
+    main = session._subgraphs.main
     try:
-        check_batch(parts.compiler, main, [feeds[name] for name in main.names])
+        check_batch(session._compiler, main, [feeds[name] for name in main.names])
     except RowsStay as reason:
         raise PenstockError(f"padding rows may affect other rows: {reason}") from None
 
 
 def padding_masks(session: Session) -> tuple[str, ...]:
     """Return the inputs that say which rows of a batch pad."""
-    main = session._parts().subgraphs.main
+    main = session._subgraphs.main
     return tuple([main.names[i] for i in main.masks])
 
 
 def values_of(session: Session, shapes: InputShapes) -> dict[str, np.ndarray]:
     """Return arrays of the given shapes by name, as ``Executors.values_of`` does."""
-    parts = session._parts()
-    return dict(zip(parts.subgraphs.main.names, parts.executors.values_of(shapes), strict=True))
+    names = session._subgraphs.main.names
+    return dict(zip(names, session._executors.values_of(shapes), strict=True))

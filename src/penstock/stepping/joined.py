@@ -34,7 +34,6 @@ from penstock.ops.internal.joined_steps import (
     RUNS,
 )
 from penstock.ops.internal.pages import RUN
-from penstock.session.ahead import fix_shapes
 from penstock.session.opening import DerivedModel
 from penstock.session.session import Session
 from penstock.stepping.pages import PagePool, digests
@@ -108,7 +107,7 @@ class JoinedRunner:
         most_sequences: int,
     ) -> None:
         self.session = Session(model, options)
-        fix_shapes(self.session)
+        self.session._subgraphs.fix_shapes()
         self.steps = steps = joined_steps_of(self.session.model)
         self.axes, self.most_sequences = steps.outputs, most_sequences
         self.pool, self.rows = PagePool(steps.page_size, most_bytes), steps.rows

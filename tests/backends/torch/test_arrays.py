@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import penstock as ps
+from tests.support.tf_graphs import Builder, Type
 from tests.support.torch_kernels import needs_torch
 from tests.support.torch_official import check, floats, official_tests
 
@@ -38,5 +40,15 @@ def test_torch_gather_counts_negative_indices_from_the_end(op):
     check(op, [floats(4, 3), np.array([[-1, 0, 2], [1, -3, 0]], np.int64)], axis=0)
 
 
-def test_torch_reshapes_as_tensorflow_does_around_dims_of_zero():
-    check("Reshape", [floats(0, 3, 7), np.array([0, -1])], allowzero=1, skip_zeros=1)
+@pytest.mark.parametrize("rows", [0, 2])
+def test_torch_reshapes_as_tensorflow_does_around_dims_of_zero(rows):
+    builder = Builder()
+    for name, dtype in {"x": "float32", "shape": "int64"}.items():
+        builder.node("Placeholder", name=name, dtype=Type(dtype))
+    types = {"T": Type("float32"), "Tshape": Type("int64")}
+    builder.node("Reshape", "x", "shape", name="y", **types)
+    session = ps.compile(builder.bytes(), backends=["torch"])
+    y = session.run({"x": floats(rows, 3, 7), "shape": np.array([rows, -1])}, ["y"])["y"]
+    assert y.shape == (rows, 21)
+    session.run({"x": floats(2, 3), "shape": np.array([3, -1])}, ["y"])
+    assert {step.backend for step in session.inspect.plan.walk()} == {"torch"}
