@@ -114,7 +114,7 @@ INLINED void wide_block(const multiplication *m, int64_t row, int64_t column, co
 }
 
 /* Widen `count` quads of a row, the first of them number `begin` of all its parts. */
-INLINED void widened(const multiplication *m, int64_t row, int32_t (*to)[PAIRS], int64_t begin, int64_t count)
+INLINED void widen_row(const multiplication *m, int64_t row, int32_t (*to)[PAIRS], int64_t begin, int64_t count)
 {
     for (int64_t part = begin / m->quads, first = begin % m->quads; count > 0; part++, first = 0) {
         const int64_t some = smaller(count, m->quads - first);
@@ -147,7 +147,7 @@ void plain(const multiplication *m)
         for (int64_t begin = 0; begin < quads; begin += DEPTH) {
             const int64_t count = smaller(DEPTH, quads - begin);
             for (int64_t i = 0; i < rows; i++)
-                widened(m, row + i, x[i], begin, count);
+                widen_row(m, row + i, x[i], begin, count);
 #define ROWS_OF(number, each)                                                                     \
     for (int64_t j = 0; rows == number && j < m->columns; j += each * LANES_OF_SUMS)              \
         if (each == AT_ONCE && m->columns - j <= LANES_OF_SUMS)                                   \

@@ -755,7 +755,7 @@ INLINED void put_depthwise(const struct code_depthwise *a, const words *sums, in
                     }                                                                             \
                 }                                                                                 \
             UNROLLED(r, rows)                                                                     \
-                put_depthwise(a, sums + 4 * r, at + i / 4, codes + r * CHUNK + i);                    \
+                put_depthwise(a, sums + 4 * r, at + i / 4, codes + r * CHUNK + i);                \
         }                                                                                         \
     }                                                                                             \
                                                                                                   \
@@ -770,8 +770,8 @@ INLINED void put_depthwise(const struct code_depthwise *a, const words *sums, in
 #if !defined(__SSE4_1__)
 DEPTHWISE(plain, )
 #else
-/* Without dot products of bytes, x86-64 multiplies int16 and adds up pairs. Taps are brought together and widened once for
-   all rows of the result that read them, for as many kernel rows as fit, and weights once for all rows. */
+/* Without dot products of bytes, x86-64 multiplies int16 and adds up pairs. Taps are brought together and widened once
+   for all rows of the result that read them, for as many kernel rows as fit, and weights once for all rows. */
 enum { MOST_WIDE = 64 };
 INLINED void wide_channels(const struct code_depthwise *a, const sight *seen, const uint8_t *x, int64_t at,
                            uint8_t *codes, const int rows)
