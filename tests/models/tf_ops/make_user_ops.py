@@ -76,7 +76,8 @@ def lists() -> None:
         )
         return [stacked]
 
-    for place in (3, 5):
+    # Behind a gap, TensorFlow's own list has elements without rows, and a stack of it unset memory.
+    for place in (3, 4):
         given = {"x": real(4, 3), "i": np.array([0, place], np.int32)}
         several(f"TensorListScatterIntoExistingList_{place}", build, given)
 

@@ -137,7 +137,7 @@ for _table, _infer in ((_BINARY, rules.broadcast_type), (_UNARY, rules.same_type
 array_operator(
     "PopulationCount",
     infer=lambda t, a, c: (TensorType(np.dtype(np.uint8), rules.tensor(t, 0).shape),),
-)(np.bitwise_count)
+)(lambda x: np.bitwise_count(x.view(np.dtype(f"u{x.itemsize}"))))  # NumPy counts those of abs(x)
 array_operator("ZerosLike", infer=infer_unary(lambda _: 0))(np.zeros_like)
 array_operator("IsFinite", infer=rules.broadcast_to(BOOL))(np.isfinite)
 
