@@ -209,7 +209,6 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any], str]] = [
                 ["object"] * 2,
                 "the columns must have the same",
             ),
-            ([whole([1]).astype(np.int64)], ["int64"], "features must have dtype object"),
         )
     ],
     ("Betainc", [X[:1], X, X], types(T="float32"), "parameters that are not scalars must"),
