@@ -108,7 +108,7 @@ def subject(name: str, model: Any, options: Mapping[str, Any]) -> Subject:
     label = f"{name} by {', '.join(map(str, options.values()))}"
     with tempfile.TemporaryDirectory() as folder, _recorded() as recorded:
         path = Path(folder, "model.penstock")
-        with ps.compile(model, limits=LIMITS, **with_expert(options)) as session:
+        with ps.compile(model, limits=LIMITS, cache=False, **with_expert(options)) as session:
             feeds = feeds_of(session.inputs)
             answers, again = session.run(feeds), session.run(feeds)
             session.save(path)

@@ -216,3 +216,15 @@ def test_constants_of_two_nested_graphs_with_one_name_cannot_be_fed():
         y = If (t) <then_branch = {one}, else_branch = {other}> }}"""
     with pytest.raises(InvalidInput, match="cannot feed 'own'"):
         compile_text(text).run({"x": [1, 2], "t": True, "own": [3]})
+
+
+def test_constants_that_nested_graphs_read_are_in_the_order_of_reading():
+    names = [f"c{i}" for i in range(20)]
+    sums = " ".join(f"s{i} = Add(x, {name})" for i, name in enumerate(names))
+    held = ", ".join(f"float {name} = {{1}}" for name in names)
+    graph = graph_from_text(f"""g (bool b, float x) => (float y) <{held}> {{
+        y = If(b) <then_branch = t () => (float p) {{ {sums} p = Sum({
+        ", ".join(f"s{i}" for i in range(20))
+    }) }}, else_branch = e () => (float q) {{ q = Neg(x) }}> }}""")
+    asked = Subgraphs(lambda: graph, {}, AsItIs(CompileContext(DEFAULTS, ())), lambda _: None)
+    assert [name for name in asked.values if name in names] == names

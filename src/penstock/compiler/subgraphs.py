@@ -427,7 +427,8 @@ def _values_by_name(graph: Graph) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for value in (*graph.inputs, *inside, *graph.outputs):
         values.setdefault(value.name, value)
-    nested = {v for node in graph.nodes for v in _constants_of_graphs(node) if v.name not in values}
+    read = [v for node in graph.nodes for v in _constants_of_graphs(node)]
+    nested = dict.fromkeys([v for v in read if v.name not in values])  # in order, unlike a set
     counts = Counter([value.name for value in nested])
     values.update((value.name, value) for value in nested if counts[value.name] == 1)
     return values

@@ -43,7 +43,7 @@ STAYS: Mapping[str, tuple[tuple[int, ...], str]] = {
     "prim_control_edge_from_dead_switch": ((0, 1), ASKED),
     "prim_control_trigger_revives": ((1, 2), ASKED),
     "prim_identity_n_dead": ((2,), ASKED),
-    "prim_live_and_dead_inputs": ((0, 2, 3, 4), "branch|in common"),
+    "prim_live_and_dead_inputs": ((0, 2, 3, 4), "branch|in sequence share it"),
     "prim_merge_all_dead": ((0, 1, 2, 3), ASKED),
     "prim_merge_dead_into_merge": ((0,), SIDES),
     "prim_merge_three": ((0, 1), SIDES),
