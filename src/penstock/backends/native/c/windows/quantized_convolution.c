@@ -21,7 +21,14 @@
 #include "native.h"
 
 enum { SUMS = 32 * GROUP * PANEL, CHUNK = 64, COPIED = 65536, MOST_TAPS = 256, LINES = 4 };
-enum { POSITIONS = 256, TILE_SUMS = 24, MOST_ROWS = 12, MOST_OF_CODES = 3072 };
+enum { POSITIONS = 256, READ_AGAIN = 16384, MOST_OF_CODES = 3072, FEW_FILTERS = 48 };
+
+/* Tiles of codes: sums, rows and vectors of filters; a single row may have four vectors. */
+#if defined(__AVX512BW__)
+enum { TILE_SUMS = 24, MOST_ROWS = 12, MOST_VECTORS = 4 };
+#else
+enum { TILE_SUMS = 8, MOST_ROWS = 8, MOST_VECTORS = 2 };
+#endif
 
 /* Requantization of sums: rint(sum * factor + offset), at most `high`, plus zero, at least `low`; as for uint8, with
    ^ change for int8. If `fixed`, factors and offsets give the result as fixed-point multiples of 1 / ONE, rounded
@@ -294,10 +301,15 @@ static const uint8_t *plane_of(const struct quantized_convolution *a, const view
 /* Whether products are computed by `tiles_of_codes`, whose sums stay in registers. */
 static int are_codes(const struct quantized_convolution *a)
 {
-    const int64_t depth = a->planes->kernel * a->rows->kernel * a->columns->kernel * a->channels;
-    /* Sums of AMX are written to memory and read again, which takes longer than few products. */
-    const int is_faster = product_for(TILE) == WIDEST() || depth * a->filters <= MOST_OF_CODES;
-    return BYTES == 64 && features & AVX512_VNNI && is_faster && a->bounds && a->y_steps->channel == 1;
+    const int64_t taps = a->planes->kernel * a->rows->kernel * a->columns->kernel;
+    int is_faster;
+    if (BYTES == 64) /* sums of AMX are written to memory and read again, which takes longer than few products */
+        is_faster = features & AVX512_VNNI &&
+                    (product_for(TILE) == WIDEST() || taps * a->channels * a->filters <= MOST_OF_CODES);
+    else /* the product widens rows once for all filters, but adjacent ones of an image separately */
+        is_faster = BYTES == 32 && !(features & AVX_VNNI) &&
+                    (taps > 1 || a->filters <= FEW_FILTERS || a->rows->count * a->columns->count == 1);
+    return is_faster && a->bounds && a->y_steps->channel == 1;
 }
 
 /* Whether int8 codes are multiplied as they are. AMX multiplies them so, but they have no sums to take off. */
@@ -460,7 +472,7 @@ static void finish(const struct quantized_convolution *a, const view *s, const m
     }
 }
 
-#if defined(__AVX512BW__)
+#if defined(__AVX2__)
 /* Convert the sums of a tile of some positions, from `row` on, and of `vectors` vectors of filters, from `first` on, to
    codes, and write these; `vectors` is a constant. */
 INLINED void put_tile(const view *s, const multiplication *m, const bounds *b, const bytes *sums, int64_t row,
@@ -477,12 +489,21 @@ INLINED void put_tile(const view *s, const multiplication *m, const bounds *b, c
         const bytes codes = codes_of_vectors(sums, u, &u, &own, each * vectors, 1);
         _Alignas(BYTES) uint8_t parts[BYTES];
         memcpy(parts, &codes, BYTES);
+#if defined(__AVX512BW__)
         if (each == 1)
             V(mask_storeu_epi8)(y[0] + first, ~0ull >> (BYTES - count), codes);
         for (int j = 0; each == 2 && j < smaller(rows, 2); j++)
             _mm256_mask_storeu_epi8(y[j] + first, ~0u >> (32 - count), *(const __m256i *)(parts + 32 * j));
         for (int j = 0; each == 4 && j < smaller(rows, 4); j++)
             _mm_mask_storeu_epi8(y[j] + first, 0xffffu >> (16 - count), *(const __m128i *)(parts + 16 * j));
+#else
+        const int wide = vectors * LANES_OF_SUMS;
+        for (int j = 0; j < smaller(rows, each); j++)
+            if (count == wide)
+                memcpy(y[j] + first, parts + j * wide, wide);
+            else
+                copy_changed(y[j] + first, parts + j * wide, count, 0);
+#endif
     }
 }
 
@@ -501,8 +522,9 @@ static __typeof__(put_tile_1) *const put_tiles[] = {put_tile_1, put_tile_2, put_
 INLINED void tile_of_codes(const view *s, const multiplication *m, const bounds *b, int64_t row, int64_t vector,
                            int rows, int vectors)
 {
+    enum { IN_PANEL = PANEL / LANES_OF_SUMS };
     const int64_t first = vector * LANES_OF_SUMS;
-    const int8_t *w = m->w + vector / 2 * m->w_step;
+    const int8_t *w = m->w + vector / IN_PANEL * m->w_step + vector % IN_PANEL * BYTES;
     const uint8_t *const *x = s->seen + row;
     bytes sums[TILE_SUMS], kept[TILE_SUMS + 3];
     UNROLLED(i, rows * vectors)
@@ -518,12 +540,20 @@ INLINED void tile_of_codes(const view *s, const multiplication *m, const bounds 
         for (int64_t k = m->places[part], end = k + m->quads * QUAD; k < end; k += QUAD, w += PANEL_BYTES) {
             bytes columns[4], four;
             UNROLLED(j, vectors)
-                memcpy(columns + j, w + j / 2 * m->w_step + j % 2 * BYTES, BYTES);
+                memcpy(columns + j, w + j / IN_PANEL * m->w_step + j % IN_PANEL * BYTES, BYTES);
             UNROLLED(i, rows)
             {
+#if defined(__AVX512BW__)
                 __asm__("vpbroadcastd (%1,%2), %0" : "=v"(four) : "r"(x[i]), "r"(k), "m"(*(const char(*)[1 << 16])x[i]));
                 UNROLLED(j, vectors)
                     __asm__("vpdpbusd %2, %1, %0" : "+v"(sums[i * vectors + j]) : "v"(four), "v"(columns[j]));
+#else
+                int32_t quad;
+                memcpy(&quad, x[i] + k, QUAD);
+                four = (bytes)((words){0} + quad);
+                UNROLLED(j, vectors)
+                    sums[i * vectors + j] = (bytes)plain_dot((words)sums[i * vectors + j], four, columns[j]);
+#endif
             }
         }
     /* What follows is a function for all numbers of rows, which reads sums from memory, four vectors at a time. */
@@ -536,16 +566,16 @@ INLINED void tile_of_codes(const view *s, const multiplication *m, const bounds 
 /* As the product and `finish`, in tiles of about equally many rows. */
 static void tiles_of_codes(const view *s, const multiplication *m, const bounds *b)
 {
-#if defined(__AVX512BW__)
-    const int64_t all = CEIL_DIV(m->columns, LANES_OF_SUMS);
+#if defined(__AVX2__)
+    const int64_t all = CEIL_DIV(m->columns, LANES_OF_SUMS), wide = m->rows == 1 ? 4 : MOST_VECTORS;
     for (int64_t vector = 0, vectors; vector < all; vector += vectors) {
-        vectors = all - vector == 5 ? 2 : smaller(all - vector, 4);
+        vectors = all - vector == wide + 1 ? 2 : smaller(all - vector, wide);
         const int64_t most = smaller(TILE_SUMS / vectors, MOST_ROWS);
         for (int64_t row = 0, rows, left = CEIL_DIV(m->rows, most); left > 0; row += rows, left--) {
             rows = CEIL_DIV(m->rows - row, left);
 #define OF(rows, vectors)                                                                         \
     case rows * 8 + vectors:                                                                      \
-        if (rows * vectors <= TILE_SUMS)                                                          \
+        if (rows * vectors <= TILE_SUMS && rows <= MOST_ROWS && vectors <= (rows > 1 ? MOST_VECTORS : 4)) \
             tile_of_codes(s, m, b, row, vector, rows, vectors);                                   \
         break;
 #define OF_ROWS(rows) OF(rows, 1) OF(rows, 2) OF(rows, 3) OF(rows, 4)
@@ -566,7 +596,8 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
     const int64_t panels = CEIL_DIV(a->filters, PANEL);
     _Alignas(64) uint8_t copy[COPIED + CHUNK]; /* tile and vector loads that cross cache lines are half as fast */
     const int is_signed = are_signed(a);
-    view s = {.change = is_signed ? 0 : (uint8_t)a->change};
+    view s; /* not set, as it is large */
+    s.change = is_signed ? 0 : (uint8_t)a->change;
     const uint8_t zero = (a->x_zero ? *a->x_zero : (uint8_t)a->zero) ^ s.change;
     const int32_t less = is_signed ? (int8_t)zero : zero;
     _Alignas(64) int32_t c[SUMS + CHUNK];
@@ -597,7 +628,9 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
                                 step, 0, columns, &shape, is_signed};
             for (int64_t f = 0; f < some * PANEL; f++)
                 start[f] = (a->terms ? a->terms[begun + filter + f] : 0) - less * a->sums[begun + filter + f];
-            const int64_t most = are_codes(a) ? POSITIONS : smaller(POSITIONS, SUMS / m.c_step);
+            /* The input of positions is read once for each tile of filters, from the nearest cache. */
+            const int64_t near = MOST_ROWS + READ_AGAIN / (s.parts * s.bytes);
+            const int64_t most = smaller(POSITIONS, are_codes(a) ? near : SUMS / m.c_step);
             /* Sums and real numbers are computed in place if nothing else lies between them. */
             const int in_place = !a->bounds && s.rows == 1 && to->channel == 1 && columns % TILE == 0;
             m.c_step = in_place ? to->column : m.c_step;
