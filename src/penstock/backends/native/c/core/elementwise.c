@@ -504,7 +504,13 @@ void run_in_rows(const struct elementwise *a, int64_t first, int64_t rows, int64
 /* Sums and products of codes of one type as codes of that type (codes.py). 8-bit codes are computed in float32 as
    fixed-point numbers with PARTS fractional bits, within SLACK. Where one is within SLACK of a tie, its PIECE of the
    result is recomputed by the exact definition; and so is the rest of an item if most pieces are. */
-enum { PIECE = 64, PARTS = 14, SLACK = 4, MOST_REPEATED = 4096, MOST_NEAR = 16 };
+enum { PARTS = 14, SLACK = 4, MOST_REPEATED = 4096, MOST_NEAR = 16 };
+/* So that all of a piece is in registers. */
+#if defined(__AVX512BW__) || !defined(__AVX2__)
+enum { PIECE = 64 };
+#else
+enum { PIECE = 32 };
+#endif
 struct pair {
     const char *x, *y;
     char *to;
@@ -519,14 +525,18 @@ enum { TO_NEAREST, ALWAYS, TIES_AWAY }; /* EXACTLY: only near ties; always; neve
 enum { X_ZERO, Y_ZERO, ZERO, LOW, HIGH, EXACTLY, SWAPPED, X_SIGN, Y_SIGN, WHOLE, FRACTION, HALF, SHIFT, UP, BY, MORE,
        AWAY, DOWN };
 
-/* Return y for `count` elements of x from `at` on, fewer where one of y ends; `repeated` holds a period of it. */
+/* Return y for `count` elements of x from `at` on, fewer where one of y or a period of it ends, of which `repeated` holds
+   one and a PIECE. */
 INLINED const void *of_y(const struct pair *p, int64_t at, int64_t *count, const char *repeated, void *filled, int size)
 {
-    if (p->period)
-        return repeated + at % p->period;
+    if (p->period) {
+        const int64_t place = at % p->period;
+        *count = smaller(*count, p->period + PIECE - place);
+        return repeated + place;
+    }
     if (!p->each)
         return p->y + at * size;
-    *count = smaller(*count, p->each - at % p->each);
+    *count = smaller(smaller(*count, PIECE), p->each - at % p->each);
     return memset(filled, p->y[at / p->each], *count);
 }
 
@@ -657,9 +667,10 @@ INLINED void upper_halves(int32_t *x, int32_t by, const int64_t n)
             LOOP(xs[i] = x[i], ys[i] = y[i];);                                                    \
         if (sizeof(type) == 1 && !exactly) {                                                      \
             const int away = by_integers && by[EXACTLY] == TIES_AWAY;                             \
+            const float below = away ? f[3] : -INFINITY;                                          \
             LOOP({                                                                                \
                 const float a = (float)xs[i], b = (float)ys[i], real = REAL;                      \
-                whole[i] = (int32_t)(away && real < f[3] ? real - 2 * SLACK : real);              \
+                whole[i] = (int32_t)(real - (by_integers && real < below ? 2.0f * SLACK : 0));    \
             });                                                                                   \
             if (away || !is_any_near(whole, n)) {                                                 \
                 LOOP(whole[i] >>= PARTS;);                                                        \
@@ -692,13 +703,16 @@ INLINED void upper_halves(int32_t *x, int32_t by, const int64_t n)
         for (int64_t i = 0; a->period && i < a->period + PIECE; i++)                              \
             repeated[i] = a->y[i % a->period];                                                    \
         int near = a->numbers[EXACTLY] == ALWAYS ? MOST_NEAR : 0;                                           \
-        for (int64_t at = begin * a->block, n; at < last; at += n) {                              \
-            n = smaller(last - at, PIECE);                                                        \
-            const type *x = (const type *)a->x + at, *y = of_y(a, at, &n, repeated, filled, sizeof(type)); \
+        for (int64_t at = begin * a->block, count; at < last; at += count) {                      \
+            count = last - at;                                                                    \
+            const type *y = of_y(a, at, &count, repeated, filled, sizeof(type)), *x = (const type *)a->x + at; \
             type *d = (type *)a->to + at;                                                         \
-            const int done = n == PIECE ? name##_piece(a, d, x, y, PIECE, near == MOST_NEAR)      \
-                                        : name##_piece(a, d, x, y, n, near == MOST_NEAR);         \
-            near += done ? near < MOST_NEAR : -(near > 0);                                        \
+            for (int64_t i = 0, n; i < count; i += n) {                                           \
+                n = smaller(count - i, PIECE);                                                    \
+                const int done = n == PIECE ? name##_piece(a, d + i, x + i, y + i, PIECE, near == MOST_NEAR) \
+                                            : name##_piece(a, d + i, x + i, y + i, n, near == MOST_NEAR); \
+                near += done ? near < MOST_NEAR : -(near > 0);                                    \
+            }                                                                                     \
         }                                                                                         \
     }
 

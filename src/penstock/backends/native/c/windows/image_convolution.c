@@ -261,7 +261,9 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
     float *const copy = a->room > COPIED ? malloc(a->room * sizeof *copy) : nearby;
     if (!copy)
         return 1;
-    line_copies copies = {.rows = {0}};
+    line_copies copies; /* set where it is used, as it is large */
+    if (is_copied)
+        memset(&copies, 0, sizeof copies);
     line_elements kept = {.addresses = rows};
     int64_t known = -1, seen = 0; /* block whose table is current; first filter that the program has not processed */
     int has_ends = 0;
