@@ -8,11 +8,13 @@ they cost nothing.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from penstock.core.types import FLOAT32, ShapeError
+from penstock.frontends.common.builder import Operand
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import (
     CodeLayer,
@@ -29,8 +31,6 @@ from penstock.ops.common.shape_rules import all_known
 from penstock.ops.registry import TENSORFLOW, TFLITE
 
 _PADDINGS = ("SAME", "VALID")
-_MOST_APART, _MANY_CHANNELS = 16, 8
-"""pixels for each of an image that is spread, and channels: beyond, real numbers are faster"""
 
 
 def _padding(c: OperatorConversion) -> str:
@@ -130,35 +130,68 @@ def conv_3d(c: OperatorConversion) -> None:
     _convolve(c, c.transposed(c.take(2, 3)[1], [4, 3, 0, 1, 2]), 1, 5)
 
 
-def _emit_code_transpose(c: OperatorConversion, kernel: Value, attrs: Attrs) -> None:
-    """Emit a convolution of 8-bit codes that are the strides apart, zeros between them. ``attrs``
-    are those of the ConvTranspose."""
+def _emit_code_transpose(c: OperatorConversion, image: Value, kernel: Value, attrs: Attrs) -> None:
+    """Emit the inverse of a convolution of 8-bit codes: pixels of the result whose places have the
+    same remainders by the strides are filters of one convolution, which lie apart in the result.
+    ``attrs`` are those of the ConvTranspose."""
     sizes, dims = c.constant_integers(0, "output shape"), c.static_shape(2, "the image")
-    codes = c.codes
-    assert codes is not None and kernel.const is not None
-    low, high = [0], [0]
-    for axis, (step, pad) in enumerate(zip(attrs["strides"], attrs["pads"], strict=False), 1):
-        taps = kernel.const.shape[axis] - 1
-        low.append(taps - pad)
-        high.append(sizes[axis] + pad - 1 - (dims[axis] - 1) * step)
-    steps = c.constant([1, *attrs["strides"], 1])
-    borders = {"low": [*low, 0], "high": [*high, 0]}
-    apart = c.emit("Spread", [c.inputs[2], steps, codes.x[1]], borders, domain=TFLITE)
-    turned = np.ascontiguousarray(kernel.const[:, ::-1, ::-1].transpose(0, 3, 1, 2))
-    weights = c.constant(turned, turned.dtype)
+    (down, right), pads, codes = attrs["strides"], attrs["pads"], c.codes
+    given = c.quantizations[1]
+    assert codes is not None and given is not None and kernel.const is not None
+    weights, taps = _apart(kernel.const, given.zero_points, (down, right))
+    before, after, starts, made = [], [], [], []
+    for axis, (step, pad) in enumerate(zip((down, right), pads, strict=False), 1):
+        first, last = pad // step, (pad + sizes[axis] - 1) // step
+        before.append(taps[axis - 1] - 1 - first)
+        after.append(last - dims[axis] + 1)
+        starts.append(pad - first * step)
+        made.append(last - first + 1)
+
+    def of_each(value: Operand) -> Operand:
+        """A constant of each filter, or of all, for the filters of each remainder."""
+        if not isinstance(value, Value) or value.const is None or value.const.ndim == 0:
+            return value
+        return c.constant(np.tile(value.const, down * right), value.const.dtype)
+
     bias = c.inputs[3] if len(c.inputs) > 3 else None
-    inputs = codes.convolved(c.channels_first(apart), weights, bias)
-    c.emit_image("QLinearConv", inputs, codes.attrs)
+    layer = codes._replace(w=[*map(of_each, codes.w)], y=[*map(of_each, codes.y)])
+    inputs = layer.convolved(
+        c.channels_first(image), c.constant(weights, weights.dtype), of_each(bias)
+    )
+    value = c.emit("QLinearConv", inputs, {**codes.attrs, "pads": [*before, *after]})
+    value = c.transposed(value, [0, 2, 3, 1])
+    value = c.emit("Reshape", [value, c.constant([dims[0], *made, down, right, sizes[3]])])
+    value = c.emit("Transpose", [value], perm=[0, 1, 3, 2, 4, 5])
+    whole = [dims[0], made[0] * down, made[1] * right, sizes[3]]
+    value = c.emit("Reshape", [value, c.constant(whole)])
+    ends = [start + size for start, size in zip(starts, sizes[1:3], strict=True)]
+    c.emit_final("Slice", [value, *map(c.constant, (starts, ends, [1, 2]))])
+
+
+def _apart(
+    kernel: np.ndarray, zeros: Sequence[int], strides: tuple[int, int]
+) -> tuple[np.ndarray, list[int]]:
+    """Return the weights [remainders * outputs, channels, height, width] of the convolution that
+    computes the pixels of each pair of remainders, and its height and width. Remainders that have
+    fewer taps of the ``kernel`` [outputs, height, width, channels] than others get ``zeros``, one
+    for all or for each output."""
+    outputs, *sizes, channels = kernel.shape
+    taps = [-(-size // step) for size, step in zip(sizes, strides, strict=True)]
+    padded = np.empty((outputs, *np.multiply(taps, strides), channels), kernel.dtype)
+    padded[:] = np.reshape(zeros, (-1, 1, 1, 1))
+    padded[:, : sizes[0], : sizes[1]] = kernel
+    parts = padded.reshape(outputs, taps[0], strides[0], taps[1], strides[1], channels)
+    turned = parts[:, ::-1, :, ::-1].transpose(2, 4, 0, 5, 1, 3)
+    return np.ascontiguousarray(turned.reshape(-1, channels, *taps)), taps
 
 
 def _transposed_codes(c: OperatorConversion) -> CodeLayer | None:
-    """Return the codes' parameters of a TRANSPOSE_CONV with known shapes, and with enough channels
-    that multiplying codes pays off although most of the products are with zeros."""
+    """Return the codes' parameters of a TRANSPOSE_CONV with known shapes."""
     x, w = all_known(c.shape(2) or (None,)), all_known(c.shape(1) or (None,))
     if x is None or w is None or len(w) != 4 or c.integers(0) is None:
         return None
-    pays = 0 < c.option("stride_h") * c.option("stride_w") <= _MOST_APART
-    return layer_of_codes(c, (2, 1, 3)) if pays and min(w[0], w[3]) >= _MANY_CHANNELS else None
+    strides = c.option("stride_h"), c.option("stride_w")
+    return layer_of_codes(c, (2, 1, 3)) if min(*strides, *w) > 0 else None
 
 
 @operator_rule("CONV_3D_TRANSPOSE")
@@ -191,7 +224,7 @@ def conv_transpose(c: OperatorConversion) -> None:
         except ShapeError as error:
             raise NodeError(f"cannot be: {error}") from error
         if c.codes is not None:
-            _emit_code_transpose(c, kernel, attrs)
+            _emit_code_transpose(c, x, kernel, attrs)
             return
         op, domain = "ConvTranspose", ""
     elif c.codes is not None:

@@ -148,7 +148,7 @@ def _bessel_scaled(x: np.ndarray, order: int) -> np.ndarray:
 
 def _bessel(x: np.ndarray, order: int) -> np.ndarray:
     size = np.abs(x)
-    # In two steps, as the power alone may overflow. TensorFlow multiplies so too: of inf it gives NaN.
+    # In two steps, as the power alone may overflow. As in TensorFlow, NaN for an infinite x.
     return _bessel_scaled(x, order) * np.exp(size / 2) * np.exp(size / 2)
 
 
