@@ -14,6 +14,8 @@ from penstock.passes.lowering.fuse import Fuse
 from penstock.passes.pipeline import optimize
 from tests.support.onnx_text import graph_from_text, model_from_text
 from tests.support.passes import AcceptingPolicy
+from tests.support.tflite_models import TYPES, subgraph
+from tests.support.tflite_models import model as tflite_model
 
 there = pytest.mark.skipif(library() is None, reason="there are no compiled kernels")
 rng = np.random.default_rng(3)
@@ -231,3 +233,27 @@ def test_fuse_large_codes_are_what_elementwise_readers_read(rows, codes):
     of_codes = [["Exp", "QuantizeLinear"], ["DequantizeLinear"], ["DequantizeLinear", "Neg"]]
     of_numbers = [["Exp", "QuantizeLinear", "DequantizeLinear"], ["Neg"]]
     assert fused_chains(graph) == (of_codes if codes else of_numbers)
+
+
+def swish(other: str) -> bytes:
+    """y = other * sigmoid(x), in codes of TFLite."""
+    of = [{"scale": [s], "zero_point": [z]} for s, z in ((0.05, 3), (1 / 256, -128), (0.04, -7))]
+    int8 = [{"type": TYPES.index("int8"), "shape": [40, 50], "quantization": q} for q in of]
+    operators = [("LOGISTIC", ["x"], ["s"], None), ("MUL", [other, "s"], ["y"], ("MulOptions", {}))]
+    inputs = {name: ("int8", [40, 50]) for name in ("x", "z")}
+    tensors = dict(zip("xzsy", [int8[0], *int8], strict=True))
+    return tflite_model([subgraph(inputs, operators, ["y"], **tensors)])
+
+
+@there
+@pytest.mark.parametrize(("other", "steps"), [("x", 1), ("z", 2)])
+def test_fuse_product_of_codes_and_a_function_of_them_is_one_step(other, steps):
+    model = swish(other)
+    x, z = rng.integers(-128, 128, (2, 40, 50)).astype(np.int8)
+    session = ps.compile(model)
+    (y,) = session.run({"x": x, "z": z}).values()
+    (want,) = run(model, ["numpy"], x=x, z=z)
+    np.testing.assert_array_equal(y, want)
+    real = np.multiply([x, z][other == "z"] - 3.0, 0.05) / (1 + np.exp(-0.05 * (x - 3.0)))
+    assert np.abs(np.clip(np.rint(real / 0.04) - 7, -128, 127) - y).max() <= 1
+    assert session.explain().startswith(f"plan 'main': {steps} step")

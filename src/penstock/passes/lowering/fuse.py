@@ -95,7 +95,8 @@ class _ChainSearch:
             ]
         self.inside = set(self.nodes) if starts else set()
         for node in with_checkpoints(starts):
-            if self._is_free(node):
+            rounds = "region" in node.attrs and rounds_operand(node)
+            if (node.op.domain in _DOMAINS or rounds) and self._is_free(node):
                 self._begin(node, heavy)
 
     def _begin(self, node: Node, heavy: bool) -> None:
@@ -130,8 +131,7 @@ class _ChainSearch:
 
     def _is_free(self, node: Node) -> bool:
         return (
-            (node.op.domain in _DOMAINS or ("region" in node.attrs and rounds_operand(node)))
-            and node not in self.replacements
+            node not in self.replacements
             and node not in self.left
             and node not in self.awaited
             and len(node.outputs) == 1
@@ -147,7 +147,7 @@ class _ChainSearch:
             reader = readers[0] if len(readers) == 1 else None
             if reader not in self.inside or not reader or not self._is_free(reader):
                 break
-            if not _may_follow(chain, is_heavy, reader):
+            if not (_may_follow(chain, is_heavy, reader) and _is_known(chain[0], output, reader)):
                 break
             # The epilogue of a product or convolution is applied to its result in place, tile by
             # tile, so it cannot broadcast it to more elements.
@@ -220,6 +220,14 @@ def _exceed(value: Value | None, elements: int) -> bool:
 def _links(node: Node) -> bool:
     """Whether a node may extend a chain."""
     return node.op.elementwise or "links" in node.op.traits
+
+
+def _is_known(first: Node, output: Value, reader: Node) -> bool:
+    """Whether ``reader`` of ``output`` may be in chains, or what it reads beside that is what the
+    ``first`` node reads: the chain is then a function of one tensor (x * sigmoid(x), in codes)."""
+    if reader.op.domain in _DOMAINS or ("region" in reader.attrs and rounds_operand(reader)):
+        return True
+    return set(reader.inputs) == {output, first.inputs[0]}
 
 
 def _is_heavy(node: Node) -> bool:
