@@ -190,8 +190,8 @@ def _transposed_codes(c: OperatorConversion) -> CodeLayer | None:
     x, w = all_known(c.shape(2) or (None,)), all_known(c.shape(1) or (None,))
     if x is None or w is None or len(w) != 4 or c.integers(0) is None:
         return None
-    strides = c.option("stride_h"), c.option("stride_w")
-    return layer_of_codes(c, (2, 1, 3)) if min(*strides, *w) > 0 else None
+    least = min(c.option("stride_h"), c.option("stride_w"), min(w))
+    return layer_of_codes(c, (2, 1, 3)) if least > 0 else None
 
 
 @operator_rule("CONV_3D_TRANSPOSE")

@@ -569,7 +569,8 @@ static void tiles_of_codes(const view *s, const multiplication *m, const bounds 
 #if defined(__AVX2__)
     const int64_t all = CEIL_DIV(m->columns, LANES_OF_SUMS), wide = m->rows == 1 ? 4 : MOST_VECTORS;
     for (int64_t vector = 0, vectors; vector < all; vector += vectors) {
-        vectors = all - vector == wide + 1 ? 2 : smaller(all - vector, wide);
+        /* Two and three instead of four and one; tiles begin at panels unless these have two vectors. */
+        vectors = BYTES == 64 && all - vector == 5 ? 2 : smaller(all - vector, wide);
         const int64_t most = smaller(TILE_SUMS / vectors, MOST_ROWS);
         for (int64_t row = 0, rows, left = CEIL_DIV(m->rows, most); left > 0; row += rows, left--) {
             rows = CEIL_DIV(m->rows - row, left);
