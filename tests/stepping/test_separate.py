@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 
 import penstock as ps
+from tests.support.decoders import DEFAULTS, PLAIN
 from tests.support.onnx_text import model_from_text
 from tests.support.weight_cases import cases
 
@@ -202,3 +203,30 @@ def test_rows_are_stepped_one_by_one_where_a_model_was_traced_with_one(masked: b
             ]
             np.testing.assert_allclose(np.concatenate(got, 1), np.concatenate(wanted, 1), atol=1e-6)
         assert stepper._engine.runner._one_row is not masked  # type: ignore[attr-defined]
+
+
+def test_mask_of_a_whole_prompt_or_of_a_single_row_steps_the_others_one_by_one() -> None:
+    """Its mask [rows, rows] does not broadcast to the scores of several rows after past ones."""
+    mask = """i = Shape <start = 1, end = 2> (x) n = Squeeze (i) zero = Sub (n, n)
+        all = Range (zero, n, first) c = Unsqueeze (all, one) hidden = Greater (all, c)
+        low = Constant <value_float = -3e38> () m = Where (hidden, low, s)"""
+    model = model_from_text(PLAIN.format(**DEFAULTS | {"mask": mask}))
+    runtime = onnxruntime.InferenceSession(
+        model_from_text(PLAIN.format(**DEFAULTS)).SerializeToString()
+    )
+    x = RNG.standard_normal((1, 12, 4)).astype(np.float32)
+    (want,) = runtime.run(["y"], {"x": x, "past": np.zeros((1, 1, 0, 4), np.float32)})
+    with ps.Stepper(ps.load(model), max_rows=5) as stepper:
+        assert "cannot compute several rows after past ones" in str(stepper.reason)
+        got = stepper.sequence().step({"x": x}, wanted=None)["y"]
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+
+
+def test_error_of_rows_after_past_ones_is_that_of_a_single_row() -> None:
+    model = model_from_text(PLAIN.format(**DEFAULTS | {"mask": "m = Sub (s, rows)"}))
+    rows = np.zeros((3, 3), np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(rows, "rows"))
+    x = RNG.standard_normal((1, 5, 4)).astype(np.float32)
+    with ps.Stepper(ps.load(model), max_rows=3) as stepper:
+        with pytest.raises(ps.InvalidInput, match="do not broadcast"):
+            stepper.sequence().step({"x": x}, wanted=None)

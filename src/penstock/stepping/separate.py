@@ -56,6 +56,8 @@ class SeparateRunner:
         self._held = 0
         self._one_row: bool | None = None if self.fixed else False
         """whether a step of several rows differs from steps of one row each"""
+        self._continues = True
+        """whether the model may compute several rows after past ones"""
         names = [value.name for value in model.graph.outputs]
         presents = [n for n in names if n.lower().startswith(("present", "past", "updated"))]
         self.axes: Mapping[str, int] = {name: 1 for name in names if name not in presents}
@@ -187,8 +189,14 @@ class SeparateRunner:
 
     def _several(self, sequence: SequenceState, caches: Rows, past: int, count: int) -> _Result:
         """``_step`` for several rows, one by one if the model is not correct for more."""
-        if self._one_row is False:
-            return self._step(sequence, caches, past, count)
+        if self._one_row is False and (self._continues or not past):
+            try:
+                return self._step(sequence, caches, past, count)
+            except InvalidInput:
+                if not past:
+                    raise
+            # If single rows fail as well, they raise the error.
+            self._continues = False
         # Both ways begin with the same caches, as forks of a sequence do.
         parts: list[Rows] = []
         behind = {**caches}

@@ -39,7 +39,7 @@ class StepSource:
 
     @property
     def model(self) -> Model:
-        """The model of a step, without the branch of a first step."""
+        """The model of a step, without the branch of a first step, whose caches grow."""
         if self._model is None:
             given, options = self._given, self._options
             if not isinstance(given, Model):
@@ -66,8 +66,9 @@ class StepSource:
 
 def _of_further_steps(model: Model) -> Model:
     from penstock.stepping.cache_branch import has_branches, with_branch
+    from penstock.stepping.grown_caches import with_grown_caches
 
-    return with_branch(model, cached=True) if has_branches(model) else model
+    return with_grown_caches(with_branch(model, cached=True) if has_branches(model) else model)
 
 
 def _joined(model: Model) -> Model:

@@ -101,3 +101,14 @@ def test_size_of_heads_that_a_model_leaves_open_is_found(kind: str) -> None:
     shapes = {v.name: v.shape for v in graph.inputs}
     assert shapes["past_k0"] == ("b", GROUPS, "p", SIZE)
     assert len(roles_of(graph).caches) == 2 * LAYERS
+
+
+def test_size_of_heads_follows_from_what_is_appended_to_a_cache() -> None:
+    model = decoder_model("spelled")
+    for value in model.graph.input:
+        if value.name.startswith("past"):
+            value.type.tensor_type.shape.dim[3].dim_param = "size"
+    graph = with_sizes_of_heads(ps.load(model).graph)
+    shapes = {v.name: v.shape for v in graph.inputs}
+    assert shapes["past_v1"] == ("b", GROUPS, "p", SIZE)
+    assert len(roles_of(graph).caches) == 2 * LAYERS

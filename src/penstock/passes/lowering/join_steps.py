@@ -23,7 +23,7 @@ from itertools import islice
 import numpy as np
 
 from penstock.analysis.type_inference import infer_types
-from penstock.core.errors import RowsStay
+from penstock.core.errors import PenstockError, RowsStay
 from penstock.core.records import dataclass, field
 from penstock.core.types import INT64, Shape, TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
@@ -54,6 +54,7 @@ from penstock.passes.lowering.step_probes import (
     Probes,
     Roles,
     is_mask,
+    one_by_one,
     prepared,
     roles_of,
     sample_graph,
@@ -85,8 +86,11 @@ def _joined(
     names = [value.name for value in original.outputs]
     types = {value.name: value.type for value in original.inputs}
     graph = _with_free_positions(source, roles, probes.near)
-    run_passes((PASSES["fold_constants"],), graph, PassContext())
-    infer_types(graph)
+    try:
+        run_passes((PASSES["fold_constants"],), graph, PassContext())
+        infer_types(graph)
+    except PenstockError as error:
+        raise one_by_one(error) from error
     lift_heads(graph)  # before reshapes are moved into biases, which renames them
     optimize(graph)
     RecognizeAttention(always=True).run(graph, PassContext(fusion=_Everything()))

@@ -283,7 +283,11 @@ class PageAttention:
         packed = inputs[1] is None
         q, k, v = writer.parts(inputs[0], heads, groups) if packed else _all(node, inputs[:3])
         if attrs.get("do_rotary"):
-            turned = {"interleaved": attrs.get("rotary_interleaved", 0)}
+            # As in ONNX Runtime, the tables have as many columns as pairs of features that turn.
+            turned = {
+                "interleaved": attrs.get("rotary_interleaved", 0),
+                "rotary_embedding_dim": 2 * static_dims(inputs[7])[1],
+            }
             place = next(v for v in self.graph.inputs if v.name == POSITIONS)
             rotary = standard("RotaryEmbedding", MICROSOFT)
             q, k = [

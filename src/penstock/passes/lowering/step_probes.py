@@ -116,23 +116,32 @@ def prepared(source: Graph) -> Graph:
 
 def with_sizes_of_heads(graph: Graph) -> Graph:
     """Return the graph, or a copy with the caches' head size set: some exporters leave that dim
-    symbolic although GroupQueryAttention implies it."""
+    symbolic although it follows from GroupQueryAttention, or from what is appended to the cache."""
     unknown = {v: v.shape for v in graph.inputs if v.shape and len(v.shape) == 4}
     if all(isinstance(shape[3], int) for shape in unknown.values()):
         return graph
     copy = clone(graph)
     run_passes((_FOLD,), copy, PassContext())
+    caches = {v for v in copy.inputs if v.shape and len(v.shape) == 4}
     for node in copy.nodes:
-        if node.op.name != "GroupQueryAttention" or node.input(3) is None:
-            continue
+        for value in caches.intersection(node.inputs):
+            size = _size_of_heads(node, value)
+            if size is not None and value.shape:
+                value.type = TensorType(value.dtype, (*value.shape[:3], size))
+    return copy
+
+
+def _size_of_heads(node: Node, cache: Value) -> int | None:
+    """Return the last dim of a cache by a node that appends to it, if it is known."""
+    if node.op.name == "GroupQueryAttention" and cache in node.inputs[3:5]:
         heads, groups = node.attrs["num_heads"], node.attrs["kv_num_heads"]
         width = (node.inputs[0].shape or (None,))[-1] if node.inputs[0] is not None else None
         share = heads if node.input(1) is not None else heads + 2 * groups
-        for value in node.inputs[3:5]:
-            if value in copy.inputs and isinstance(width, int) and value.shape:
-                dims = (*value.shape[:3], width // share)
-                value.type = TensorType(value.dtype, dims)
-    return copy
+        return width // share if isinstance(width, int) else None
+    if node.op.full_name != "Concat":
+        return None
+    sizes = [v.shape[3] for v in node.inputs if v is not None and v.shape and len(v.shape) == 4]
+    return next((size for size in sizes if isinstance(size, int)), None)
 
 
 def is_mask(value: Value) -> bool:
@@ -204,13 +213,17 @@ class Probe(NamedTuple):
 class Probes:
     """Probes of a graph: ``near`` ones with few positions, the first of ``ROWS`` after ``PAST``,
     and ``far`` ones in decreasing order of length. ``whole``: evaluate all nodes; else only those
-    that depend on input lengths, which mostly suffice."""
+    that depend on input lengths, which mostly suffice. Raises ``RowsStay`` if a graph computes rows
+    after past ones one at a time only."""
 
     def __init__(self, graph: Graph, roles: Roles, whole: bool) -> None:
         self._graph = graph if whole else _of_lengths(graph, roles)
         self._roles = roles
         sizes = (ROWS, PAST, _SOURCE), (*_OTHER, _OTHER_SOURCE)
-        self.near = [self._probe(*own) for own in sizes]
+        try:
+            self.near = [self._probe(*own) for own in sizes]
+        except PenstockError as error:
+            raise one_by_one(error) from error
         self._far: list[Probe] = []
         self._left = self._farther()
 
@@ -260,6 +273,12 @@ class Probes:
         pairs = zip(values, copy.outputs, strict=True)
         constants = {v.name: w.const for v, w in pairs if w.const is not None}
         return Probe(rows, past, constants, present)
+
+
+def one_by_one(error: PenstockError) -> RowsStay:
+    """Return the reason for the error of a graph for several rows after past ones: some exporters
+    write masks for a whole prompt or a single row only."""
+    return RowsStay(f"the graph cannot compute several rows after past ones: {error}")
 
 
 def _present(count: int) -> np.ndarray:
