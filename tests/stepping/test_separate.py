@@ -227,6 +227,6 @@ def test_error_of_rows_after_past_ones_is_that_of_a_single_row() -> None:
     rows = np.zeros((3, 3), np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(rows, "rows"))
     x = RNG.standard_normal((1, 5, 4)).astype(np.float32)
-    with ps.Stepper(ps.load(model), max_rows=3) as stepper:
-        with pytest.raises(ps.InvalidInput, match="do not broadcast"):
-            stepper.sequence().step({"x": x}, wanted=None)
+    stepper = ps.Stepper(ps.load(model), max_rows=3)
+    with stepper, pytest.raises(ps.InvalidInput, match="do not broadcast"):
+        stepper.sequence().step({"x": x}, wanted=None)
