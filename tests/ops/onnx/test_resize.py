@@ -124,6 +124,17 @@ def test_resize_by_rounded_quotient_scale() -> None:
     check_node("Resize", [x, None, scales(0.6)], attrs, expected=[want])
 
 
+@pytest.mark.parametrize("size", [9, 23])
+@pytest.mark.parametrize("scale", [0.6, 0.3, 1.7, 2.3])
+@pytest.mark.parametrize("coordinates", ["asymmetric", "half_pixel"])
+def test_resize_to_nearest_rounds_positions_of_scales_as_onnx_runtime(
+    size: int, scale: float, coordinates: str
+) -> None:
+    """In float32, 3 / 0.6 is 5; by the next larger number than 0.6, it is less in float64."""
+    attrs = {"coordinate_transformation_mode": coordinates, "nearest_mode": "floor"}
+    check([image(1, 2, size), None, scales(1, 1, scale)], attrs, expected="ort", opset=19)
+
+
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize(
     "roi", [(0, 0.5, 0.75, 1), (0.25, 0.25, 0.75, 0.75), (-0.25, 0.5, 1.5, 1), (1, 0, 0.25, 1)]

@@ -255,7 +255,11 @@ def _table(axis: _Axis, attrs: Attrs) -> Table:
     name = choice(attrs, "coordinate_transformation_mode", "half_pixel", _COORDINATES)
     checkpoint()
     bits = attrs.get("fraction_bits", 0)
-    x = _COORDINATES[name](axis, np.arange(axis.out, dtype=np.float64))
+    mode = choice(attrs, "mode", "nearest", ("nearest", *_FILTERS))
+    # Of a scale such as 0.6, whose float32 is larger, 3 / 0.6 is 5 in float32, where exporters and
+    # ONNX Runtime compute, but less in float64: the nearest pixel would be another one.
+    rounded = mode == "nearest" and axis.width != axis.out
+    x = _COORDINATES[name](axis, np.arange(axis.out, dtype=np.float32 if rounded else np.float64))
     x = _fixed_point(axis, name, bits) if bits else x
     last = axis.size - 1
     outside = None
@@ -265,7 +269,6 @@ def _table(axis: _Axis, attrs: Attrs) -> Table:
         x = np.clip(x, 0, last)
         if not outside.any():
             outside = None
-    mode = choice(attrs, "mode", "nearest", ("nearest", *_FILTERS))
     if mode == "nearest":
         rounding = _NEAREST[choice(attrs, "nearest_mode", "round_prefer_floor", _NEAREST)]
         indices, weights = rounding(x).astype(np.intp)[None], np.ones((1, axis.out))
