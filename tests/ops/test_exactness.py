@@ -8,7 +8,13 @@ import pytest
 from penstock.build import GraphBuilder
 from penstock.ops.exactness import is_exact
 
-ATTRS = {"Cast": {"to": 11}, "Transpose": {"perm": [1, 0]}, "HannWindow": {}, "ArgMax": {}}
+ATTRS = {
+    "Cast": {"to": 11},
+    "Transpose": {"perm": [1, 0]},
+    "HannWindow": {},
+    "MelWeightMatrix": {},
+    "ArgMax": {},
+}
 
 
 def exact(name: str, *dtypes: str, dims: tuple[int, ...] = (2, 3)) -> bool:
@@ -78,8 +84,9 @@ def test_scatters_are_exact_but_for_extremes(reduction, updates, wanted):
     assert is_exact(result.value.producer, [result.value.type]) is wanted
 
 
-def test_windows_of_signals_are_not_though_they_read_a_size():
-    assert not exact("HannWindow", "int64", dims=())
+def test_windows_and_filters_of_signals_are_exact():
+    assert exact("HannWindow", "int64", dims=())
+    assert exact("MelWeightMatrix", *["int64"] * 3, *["float32"] * 2, dims=())
 
 
 def test_what_is_made_of_sizes_is_exact():

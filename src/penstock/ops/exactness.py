@@ -41,9 +41,8 @@ def is_exact(node: Node, types: Sequence[Type | None]) -> bool:
     if op.moves or op.view or ("exact" in op.traits and not _compares(node)):
         return True
     given = [None if v is None else v.type for v in node.inputs]
-    # Of integers, NumPy computes floats by sums and quotients, but for windows of signals.
-    reads = any(map(_has_floats, given)) or op.name.endswith("Window")
-    if not reads or not any(map(_has_floats, types)):
+    # Of integers, NumPy computes floats by sums and quotients.
+    if not any(map(_has_floats, given)) or not any(map(_has_floats, types)):
         return True
     try:
         kernel = op.compile(node, given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ml_dtypes
@@ -232,6 +233,14 @@ def test_window_operations_match_the_reference(name: str, periodic: int, size: i
 def test_window_operations_equal_windows_of_numpy(name: str, curve: Any) -> None:
     want = curve(12).astype(np.float32)
     check_node(name, [np.array(12, np.int64)], {"periodic": 0}, expected=[want])
+
+
+def test_window_has_the_bits_that_the_mathematical_library_gives() -> None:
+    """NumPy's cosines differ by processor, which ``reproducible=True`` must not."""
+    want = [0.5 - 0.5 * math.cos(n * (2 * np.pi / 1000)) for n in range(1000)]
+    attrs = {"output_datatype": TensorProto.DOUBLE}
+    (y,) = check_node("HannWindow", [np.array(1000, np.int64)], attrs, rtol=1e-12, atol=1e-12)
+    assert y.tolist() == want
 
 
 @pytest.mark.parametrize("name", WINDOWS)

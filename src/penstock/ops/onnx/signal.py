@@ -6,12 +6,14 @@ so that transforms access it without copies. ``np.fft`` computes in the precisio
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
+from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import warn
 from penstock.core.types import Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
@@ -223,6 +225,7 @@ def _infer_window(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     *_WINDOWS,
     since=17,
     infer=_infer_window,
+    traits={"exact"},
     prepared={**_DTYPE, "coefficients": lambda node: _WINDOWS[node.op.name]},
 )
 def _window(
@@ -234,10 +237,24 @@ def _window(
     # Avoids 0 / 0 for a symmetric window of one sample.
     whole = n if periodic else max(n - 1, 1)
     phase = np.arange(n) * (2 * np.pi / max(whole, 1))
-    result = np.zeros(n)
-    for k, coefficient in enumerate(coefficients):
-        result += (-1) ** k * coefficient * np.cos(k * phase)
+    result = np.full(n, float(coefficients[0]))
+    for k, coefficient in enumerate(coefficients[1:], 1):
+        result += (-1) ** k * coefficient * _cosines(k * phase)
     return result.astype(dtype)
+
+
+# Elements between two checks for cancellation.
+_CHUNK = 2**14
+
+
+def _cosines(x: np.ndarray) -> np.ndarray:
+    """``np.cos``, of which NumPy has several forms, with equal bits on all processors with FMA."""
+    y = np.empty_like(x)
+    for start in range(0, len(x), _CHUNK):
+        checkpoint()
+        part = slice(start, start + _CHUNK)
+        y[part] = [math.cos(element) for element in x[part].tolist()]
+    return y
 
 
 def _infer_mel(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -247,7 +264,7 @@ def _infer_mel(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(rules.dtype_attribute(attrs, "output_datatype"), (bins, bands)),)
 
 
-@array_operator("MelWeightMatrix", since=17, infer=_infer_mel, prepared=_DTYPE)
+@array_operator("MelWeightMatrix", since=17, infer=_infer_mel, traits={"exact"}, prepared=_DTYPE)
 def mel_weight_matrix(*inputs: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Triangular filters over spectrum bins, evenly spaced in mel = 2595 * log10(1 + hertz / 700).
 
@@ -261,9 +278,11 @@ def mel_weight_matrix(*inputs: np.ndarray, dtype: np.dtype) -> np.ndarray:
             f"{bands} mel bins from {low} to {high} hertz of a transform of length {length}"
             f" at {rate} samples a second cannot be"
         )
-    first, last = (2595 * np.log10(1 + hertz / 700) for hertz in (low, high))
+    # Python's logarithms and powers have one form for all processors with FMA, NumPy's several.
+    first, last = (2595 * math.log10(1 + hertz / 700) for hertz in (low, high))
     mels = first + np.arange(bands + 2) * ((last - first) / (bands + 2))
-    edges = (length + 1) * (700 * (10 ** (mels / 2595) - 1)) // rate
+    powers = np.array([10**mel for mel in (mels / 2595).tolist()])
+    edges = (length + 1) * (700 * (powers - 1)) // rate
     lower, centre, upper = edges[:-2], edges[1:-1], edges[2:]
     bins = np.arange(length // 2 + 1)[:, None]
     slope = (bins - lower) / np.maximum(centre - lower, 1)
