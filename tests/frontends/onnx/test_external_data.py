@@ -190,6 +190,30 @@ def test_model_path_through_links_is_accepted(folder: Path, tmp_path: Path) -> N
     assert np.array_equal(model.graph.outputs[0].const, VALUES.reshape(2, 3))
 
 
+def test_links_of_a_download_cache_are_followed_to_where_the_model_is(
+    folder: Path, tmp_path: Path
+) -> None:
+    """As huggingface_hub stores a model: snapshots/REVISION/onnx/model.onnx -> blobs/HASH."""
+    (tmp_path / "blobs").mkdir()
+    shown = tmp_path / "snapshots" / "onnx"
+    shown.mkdir(parents=True)
+    saved(folder, external(location="w.bin", offset=4)).rename(tmp_path / "blobs" / "12ab")
+    (folder / "w.bin").rename(tmp_path / "blobs" / "34cd")
+    (shown / "model.onnx").symlink_to("../../blobs/12ab")
+    (shown / "w.bin").symlink_to("../../blobs/34cd")
+    model = load_onnx(shown / "model.onnx")
+    assert np.array_equal(model.graph.outputs[0].const, VALUES.reshape(2, 3))
+    # Not of a model that is no link, nor to any other place.
+    (shown / "own.onnx").write_bytes((tmp_path / "blobs" / "12ab").read_bytes())
+    with pytest.raises(InvalidModel, match="symbolic link"):
+        load_onnx(shown / "own.onnx")
+    (shown / "w.bin").unlink()
+    (shown / "w.bin").symlink_to("../../secret.bin")
+    (tmp_path / "secret.bin").write_bytes(bytes(100))
+    with pytest.raises(InvalidModel, match="symbolic link"):
+        load_onnx(shown / "model.onnx")
+
+
 def test_hard_link_is_refused(folder: Path) -> None:
     os.link(folder.parent / "secret.bin", folder / "hard.bin")
     assert "hard links" in problem(folder, external(location="hard.bin"))

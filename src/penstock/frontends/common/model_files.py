@@ -3,6 +3,7 @@
 A path that the user gives is followed through links. A location that a file names is not: it is
 opened component by component below the model's folder, and none of them may be a link, nor may the
 file have a second name, so that a model cannot make Penstock read anything outside of its folder.
+Where the model's path is itself a link, files beside it may be links to where it leads.
 Anything but a regular file (a FIFO, a device) is never opened: reading it might not end.
 """
 
@@ -79,6 +80,22 @@ def open_inside(folder: Path, location: str) -> BinaryIO:
         return _regular(_descriptor(folder, _components(location)), folder / location, names=1)
     except OSError as error:
         raise ValueError(error.strerror) from error
+
+
+def open_beside(model: str, location: str) -> BinaryIO:
+    """Open the file at ``location``, a relative path, inside the folder of the file ``model``; or
+    beside what ``model`` leads to, if both are links into one folder: download caches, as that of
+    huggingface_hub, keep files so. Raises ``ValueError`` with a reason."""
+    from pathlib import Path
+
+    folder = os.path.dirname(model) or os.curdir
+    path = os.path.join(folder, *_components(location))
+    if os.path.islink(model) and os.path.islink(path):
+        store, name = os.path.split(os.path.realpath(path))
+        if store == os.path.dirname(os.path.realpath(model)):
+            _note(path)  # the link may lead elsewhere later
+            folder, location = store, name
+    return open_inside(Path(folder), location)
 
 
 def _components(location: str) -> list[str]:

@@ -76,9 +76,8 @@ def load_onnx(source: Source, limits: Limits = DEFAULT_LIMITS, map_weights: bool
     they are read, or mapped into memory if ``map_weights``.
     """
     path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
-    folder = None if path is None else os.path.dirname(path) or os.curdir
     with opened(source) as (proto, weights), ExitStack() as files:
-        tensors = TensorReader(limits, folder, map_weights, files)
+        tensors = TensorReader(limits, path, map_weights, files)
         return _Importer(proto, weights, path, tensors).model()
 
 

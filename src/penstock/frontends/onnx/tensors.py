@@ -33,7 +33,7 @@ from penstock.core.types import (
 )
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text, vector_of
-from penstock.frontends.common.model_files import open_inside
+from penstock.frontends.common.model_files import open_beside
 from penstock.frontends.common.weight_file import ConstantBudget
 from penstock.frontends.onnx.file import Apart
 from penstock.frontends.onnx.messages import (
@@ -122,10 +122,10 @@ def _dim(proto: TensorShapeProto.Dimension, entry: bool) -> Dim:
 
 @dataclass(eq=False)
 class TensorReader(ConstantBudget):
-    """Reads the tensors of one model. External data are only read from ``folder``, or mapped if
-    ``map_weights``; the latest file stays open until ``opened`` is closed."""
+    """Reads the tensors of one model. External data are only read from the folder of the file
+    ``model``, or mapped if ``map_weights``; the latest stay open until ``opened`` is closed."""
 
-    folder: str | None
+    model: str | None
     map_weights: bool = False
     opened: ExitStack = field(default_factory=ExitStack)
     files: dict[str, WeightFile] = field(default_factory=dict)
@@ -202,21 +202,19 @@ class TensorReader(ConstantBudget):
         length = _natural(entries, "length", needed)
         if length != needed:
             raise TensorError(f"has {length} bytes of external data, but its shape takes {needed}")
-        if self.folder is None:
+        if self.model is None:
             raise TensorError(
                 f"is external data in {location!r}; load the model from its path, so that the file "
                 "can be found"
             )
-        # Few models have external data; the others do not import these.
-        from pathlib import Path
-
+        # Few models have external data; the others do not import this.
         from penstock.frontends.common.weight_file import WeightFile
 
         try:
             file = self.files.get(location)
             if file is None:
                 file = self.files[location] = WeightFile(
-                    partial(open_inside, Path(self.folder), location), self.map_weights
+                    partial(open_beside, self.model, location), self.map_weights
                 )
                 file.hold(self.opened)
             data = file.read(offset, needed) if offset + needed <= file.size else None
