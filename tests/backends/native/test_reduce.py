@@ -152,6 +152,24 @@ def test_place_of_an_extreme_that_is_the_least_number_equals_numpy(name, last):
             check(node_of(name, [x], domain="tflite", version=1, **attrs), [x])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["ArgMax", "ArgMin"])
+@pytest.mark.parametrize("last", [0, 1])
+def test_place_of_an_extreme_skips_nan_if_asked_to(last, name, dtype):
+    rng, info = np.random.default_rng(8), np.finfo(dtype)
+    x = rng.integers(-20, 20, (40, 600)).astype(dtype)
+    x[rng.random(x.shape) < 0.2] = np.nan
+    x[3] = np.nan
+    x[4, 1:] = x[5:7] = -np.inf if name == "ArgMax" else np.inf
+    x[6, 9] = x[7, ::3] = info.min if name == "ArgMax" else info.max
+    x[8] = rng.integers(0, 9, 600)
+    few = [(0, x.T[:, :4]), (0, x.T[:, 3:8]), (0, x.T[:171, 3:5]), (0, x.T[:5, 5:8])]
+    for axis, part in [(-1, x), (-1, x[:, :6]), (0, x.T), (1, x.reshape(2, 20, 30, 20)), *few]:
+        inputs = [np.ascontiguousarray(part)]
+        attrs = {"axis": axis, "keepdims": 0, "select_last_index": last, "skip_nan": 1}
+        check(node_of(name, inputs, **attrs), inputs)
+
+
 @pytest.mark.parametrize(
     ("name", "dims", "axes"), [("Sum", (3, 5, 2), [0, 2]), ("Sum", (3, 0), [1])]
 )

@@ -107,6 +107,27 @@ def ragged() -> None:
         several(f"RaggedTensorFromVariant_{name}", build, given)
 
 
+def without_numbers() -> None:
+    x = np.array([[1, 3, 2, 0], [2, 0, 1, 3], [3, 3, 0, 0]], F)
+    x = np.concatenate([np.where(np.arange(4) == place, np.nan, x) for place in range(4)])
+    info = np.finfo(F)
+    low, high = [-np.inf, np.nan, info.min, -np.inf], [np.nan, np.inf, info.max, np.inf]
+    x = np.concatenate([x, [[np.nan] * 4, low, high]]).astype(F)
+    wide = real(6, 700)
+    wide[RNG.random(wide.shape) < 0.2] = np.nan
+    for name, op in (("", "ArgMax"), ("", "ArgMin"), ("dynamic", "ArgMax"), ("dynamic", "ArgMin")):
+        for axis in (0, 1):
+            case(f"{op}_nan_{axis}_{name}", op, {"input": x}, dimension=np.int32(axis))
+            label = f"{op}_nan_wide_{axis}_{name}"
+            case(label, op, {"input": wide}, dimension=np.int32(axis), output_type=tf.int32)
+    for i, kind in enumerate((np.float16, np.float64)):
+        case(f"ArgMax_nan_kind_{i}", "ArgMax", {"input": x.astype(kind)}, dimension=np.int32(1))
+    for a, b in (([1, 4], [4]), ([1, 1], [1]), ([], [1, 1]), ([1, 2, 1], [2, 1]), ([1], [1])):
+        shapes = {"s0": np.array(a, np.int32), "s1": np.array(b, np.int32)}
+        label = "_".join(str(x) for x in [*a, "by", *b])
+        case(f"BroadcastGradientArgs_{label}", "BroadcastGradientArgs", shapes)
+
+
 def special() -> None:
     x = np.concatenate([real(40) * 30, [0, np.nan, np.inf, -np.inf, 1e-30, 99.9, 100.1, -700]])
     for name in ("BesselI0", "BesselI0e", "BesselI1", "BesselI1e"):
@@ -166,6 +187,6 @@ def layers() -> None:
 
 
 if __name__ == "__main__":
-    for make in (drawn, slices, sparse, lists, ragged, special, sound, layers):
+    for make in (drawn, slices, sparse, lists, ragged, special, sound, layers, without_numbers):
         make()
     save("user_ops")

@@ -132,7 +132,8 @@ def _call(site: Site, name: str, axes: Sequence[int], strides: _Strides) -> Nati
         (
             *(Tensor(0), site.result(), outer, length, inner, block),
             *(int(site.node.op.name == "ArgMin"), int(bool(site.attr("select_last_index", 0)))),
-            *(int(site.output().dtype == INT32), *_rescaling(site)),
+            *(int(site.output().dtype == INT32), int(bool(site.attr("skip_nan", 0)))),
+            *_rescaling(site),
         ),
         items=outer * math.ceil(inner / block) if inner > 1 else math.ceil(outer / block),
         item_ns=rows_ns(3 * block * length, rows=0.3 * block),

@@ -61,7 +61,7 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
     parts = around(x.dims, axes, strides[0])
     outer, length, inner = [math.prod(x.dims[i] for i in part) for part in parts]
     name = site.node.op.name
-    own = ("hardmax", 0, 0, 0) if name == "Hardmax" else ("softmax", int(name == "LogSoftmax"))
+    own = ("hardmax", 0, 0, 0, 0) if name == "Hardmax" else ("softmax", int(name == "LogSoftmax"))
     if inner == 1:
         block = max(_BLOCK // length, 1)
     else:

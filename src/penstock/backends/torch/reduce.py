@@ -85,7 +85,7 @@ def reduction_kernel(site: TorchSite) -> Kernel | None:
 def extreme_place(site: TorchSite) -> Kernel | None:
     """ArgMax and ArgMin: of equal elements, the first one."""
     rank, dims = site.rank(0), site.dims(0)
-    if not rank or site.attrs.get("select_last_index"):
+    if not rank or site.attrs.get("select_last_index") or site.attrs.get("skip_nan"):
         return None
     # torch refuses to look for a place among none.
     if dims is not None and 0 in dims:

@@ -54,7 +54,7 @@ def vector_input(c: Conversion) -> None:
 @rule("ArgMax", "ArgMin")
 def arg(c: Conversion) -> None:
     (axis,) = c.constant_integers(1, "dimension")
-    attrs = {"axis": axis, "keepdims": 0}
+    attrs = {"axis": axis, "keepdims": 0, "skip_nan": 1}
     if c.attrs["output_type"] == "int64":
         c.emit_final(c.op, c.inputs[:1], attrs)
         return

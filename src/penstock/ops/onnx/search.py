@@ -1,6 +1,7 @@
 """ArgMax, ArgMin and TopK.
 
-NaN is the extremum for both ArgMax and ArgMin, and greater than all other values for TopK.
+NaN is the extremum for both ArgMax and ArgMin, unless the attribute ``skip_nan`` is set, and greater than all
+other values for TopK.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def arg_extreme(node: Node, types: Types) -> Kernel:
     along = node.attrs.get("axis", 0)
     keepdims = bool(node.attrs.get("keepdims", 1))
     last = bool(node.attrs.get("select_last_index", 0))
+    skips = bool(node.attrs.get("skip_nan", 0))
     infer_arg(types, node.attrs, ())
 
     def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -51,10 +53,19 @@ def arg_extreme(node: Node, types: Types) -> Kernel:
         # NumPy returns the first of equal elements; on a reversed axis, this is the last one.
         if last:
             x = np.flip(x, axis)
+        if skips and x.dtype.kind == "f":
+            x = _without_nan(x, node.op.name)
         result = method(x, axis, out, keepdims=keepdims)
         return np.subtract(x.shape[axis] - 1, result, out) if last else result
 
     return Kernel(run, run)
+
+
+def _without_nan(x: np.ndarray, name: str) -> np.ndarray:
+    """Replace NaN, and infinity of the wrong sign, by the finite number with which TensorFlow starts to compare."""
+    info = np.finfo(x.dtype)
+    result: np.ndarray = np.fmax(x, info.min) if name == "ArgMax" else np.fmin(x, info.max)
+    return result
 
 
 def _infer_top_k(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

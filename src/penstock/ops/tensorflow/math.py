@@ -334,7 +334,8 @@ def broadcast_gradient(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.nda
     left, right = ([1] * (rank - x.size) + x.tolist() for x in (a, b))
     if any(x != y and 1 not in (x, y) for x, y in zip(left, right, strict=True)):
         raise ShapeError(f"shapes {a.tolist()} and {b.tolist()} do not broadcast")
-    # Operands of equal shape are not broadcast, even along dims of 1.
-    ones = ([i for i, dim in enumerate(x) if dim == 1 and left != right] for x in (left, right))
+    # Operands of equal shape and rank are not broadcast, even along dims of 1.
+    equal = a.tolist() == b.tolist()
+    ones = ([i for i, dim in enumerate(x) if dim == 1 and not equal] for x in (left, right))
     first, second = (np.array(axes, a.dtype) for axes in ones)
     return first, second

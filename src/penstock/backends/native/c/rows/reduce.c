@@ -5,6 +5,7 @@
    elements, are combined in float64. Short rows are reduced side by side, and with few columns several rows are
    reduced together, so that there is enough parallel work. */
 // GCC options: -O2 -ftree-vectorize -fvect-cost-model=dynamic --param=max-inline-insns-single=200
+#include <float.h>
 #include <stdlib.h>
 #include "families.h"
 #include "math32.h"
@@ -16,8 +17,9 @@ struct reduction {
     void *y;
     int64_t outer, length, inner; /* elements before the axis, along it and after it */
     int64_t block;                /* rows or columns of an item */
-    /* Of places: whether of the lowest elements, whether of the last of equal ones, and whether they are int32. */
-    int64_t lowest, last, narrow;
+    /* Of places: whether of the lowest elements, whether of the last of equal ones, whether they are int32, and
+       whether those of NaN are skipped, as TensorFlow does. */
+    int64_t lowest, last, narrow, skips;
 };
 
 struct mean_of_codes {
@@ -242,8 +244,10 @@ static void put_places(const struct reduction *a, int64_t at, const int32_t *pla
 
 /* NaN wins against all numbers: so the index of the extreme, which is NaN if any element is, is the first or last of
    the elements equal to it, or that are NaN. The lowest element is the highest one if all are negated, or integers
-   complemented: where each is `x MIRROR -1` instead of `x MIRROR same`. */
-#define PLACES(suffix, type, worst, MIRROR, same)                                                 \
+   complemented: where each is `x MIRROR -1` instead of `x MIRROR same`. If NaN is skipped, it and infinity of the
+   wrong sign count as the worst finite number, `least`: where TensorFlow starts to compare. */
+#define COUNTED(x, least) (a->skips && !((x) > (least)) ? (least) : (x))
+#define PLACES(suffix, type, worst, least, MIRROR, same)                                                 \
     /* The place of `best`, the extreme of a row. */                                              \
     static inline int64_t place_##suffix##_of(const struct reduction *a, int64_t row, const type best)\
     {                                                                                             \
@@ -275,7 +279,8 @@ static void put_places(const struct reduction *a, int64_t at, const int32_t *pla
         for (int64_t i = 0; i < a->length; i++) {                                                 \
             const int32_t place = (int32_t)(a->last ? a->length - 1 - i : i);                     \
             for (int64_t j = 0; j < rows; j++) {                                                  \
-                const type own = x[j * a->length + place] MIRROR mirror;                       \
+                const type element = x[j * a->length + place] MIRROR mirror;                      \
+                const type own = COUNTED(element, (type)least);                                   \
                 const int beaten = (!i) | ((!(own <= best[j])) & (best[j] == best[j]));           \
                 places[j] = beaten ? place : places[j];                                           \
                 best[j] = beaten ? own : best[j];                                                 \
@@ -296,8 +301,16 @@ static void put_places(const struct reduction *a, int64_t at, const int32_t *pla
                 continue;                                                                         \
             }                                                                                     \
             (a->lowest ? min_##suffix##_of_rows : max_##suffix##_of_rows)(a, row, rows, best);    \
-            for (int64_t j = 0; j < rows; j++)                                                    \
-                put_place(a, row + j, place_##suffix##_of(a, row + j, best[j]));                  \
+            for (int64_t j = 0; j < rows; j++) {                                                  \
+                const type top = best[j] MIRROR (a->lowest ? (type)-1 : same);                    \
+                /* Rows with NaN, or no number above the least, are seldom. */                    \
+                if (a->skips && !(top > (type)least)) {                                           \
+                    place_##suffix##_few(a, row + j, 1, places);                                  \
+                    put_place(a, row + j, places[0]);                                             \
+                } else {                                                                          \
+                    put_place(a, row + j, place_##suffix##_of(a, row + j, best[j]));              \
+                }                                                                                 \
+            }                                                                                     \
         }                                                                                         \
     }                                                                                             \
                                                                                                   \
@@ -317,7 +330,7 @@ static void put_places(const struct reduction *a, int64_t at, const int32_t *pla
             const type *restrict x = from + place * a->inner;                                     \
             const int64_t n = smaller(count, a->length - place) * columns;                        \
             for (int64_t j = 0; j < n; j++) {                                                     \
-                const type own = x[j] MIRROR mirror;                                              \
+                const type element = x[j] MIRROR mirror, own = COUNTED(element, (type)least);     \
                 const int beaten = (!(own <= best[j])) & (best[j] == best[j]);                    \
                 places[j] = beaten ? place : places[j];                                           \
                 best[j] = beaten ? own : best[j];                                                 \
@@ -377,10 +390,10 @@ static void put_places(const struct reduction *a, int64_t at, const int32_t *pla
     REDUCTION(sum_##suffix, type, sum, wide, 0, SUM, SAME)                                        \
     REDUCTION(prod_##suffix, type, wide, wide, 1, PRODUCT, SAME)
 
-#define EXTREMES(suffix, type, low, high, MIRROR, same)                                           \
+#define EXTREMES(suffix, type, low, high, least, MIRROR, same)                                           \
     REDUCTION(max_##suffix, type, type, type, low, HIGHER, SAME)                                  \
     REDUCTION(min_##suffix, type, type, type, high, LOWER, SAME)                                  \
-    PLACES(suffix, type, low, MIRROR, same)
+    PLACES(suffix, type, low, least, MIRROR, same)
 
 /* The logarithm of a sum of exponentials, relative to the highest element; infinities are relative to 0. */
 #define LOGSUMEXP(suffix, type)                                                                   \
@@ -434,9 +447,9 @@ static void put_places(const struct reduction *a, int64_t at, const int32_t *pla
                                                                                                   \
     ITEMS(logsumexp_##suffix, logsumexp_##suffix##_rows, logsumexp_##suffix##_columns)
 
-#define FLOATS(suffix, type)                                                                      \
+#define FLOATS(suffix, type, least)                                                                      \
     ANY(suffix, type, type, double)                                                               \
-    EXTREMES(suffix, type, -INFINITY, INFINITY, *, 1)                                             \
+    EXTREMES(suffix, type, -INFINITY, INFINITY, least, *, 1)                                      \
     REDUCTION(sumsquare_##suffix, type, type, double, 0, SUM, SQUARE)                             \
     FINISHED(mean_##suffix, sum_##suffix, type, double, MEAN_##suffix)                            \
     REDUCTION(l1_##suffix, type, type, double, 0, SUM, ABSOLUTE)                                  \
@@ -447,7 +460,7 @@ static void put_places(const struct reduction *a, int64_t at, const int32_t *pla
 /* Means are exact. */
 #define INTEGERS(suffix, type, sum, exact, low, high)                                             \
     ANY(suffix, type, sum, sum)                                                                   \
-    EXTREMES(suffix, type, low, high, ^, 0)                                                       \
+    EXTREMES(suffix, type, low, high, low, ^, 0)                                                  \
     FINISHED(mean_##suffix, exact##_##suffix, type, __typeof__(exact##_##suffix##_folded(NULL, 0)), QUOTIENT)
 
 /* 1 at the first maximum, or the first NaN, and 0 elsewhere. */
@@ -479,18 +492,18 @@ static void put_places(const struct reduction *a, int64_t at, const int32_t *pla
                                                                                                   \
     ITEMS(hardmax_##suffix, hardmax_##suffix##_rows, hardmax_##suffix##_columns)
 
-FLOATS(float32, float)
-FLOATS(float64, double)
+FLOATS(float32, float, -FLT_MAX)
+FLOATS(float64, double, -DBL_MAX)
 TOTALS(exact_int32, int32_t, int64_t, int64_t, 0, SUM, SAME)
 INTEGERS(int32, int32_t, uint32_t, exact, INT32_MIN, INT32_MAX)
 INTEGERS(int64, int64_t, uint64_t, sum, INT64_MIN, INT64_MAX)
 #define MEANS_OF_CODES(suffix, type, low, high)                                                   \
-    EXTREMES(suffix, type, low, high, ^, 0)                                                       \
+    EXTREMES(suffix, type, low, high, low, ^, 0)                                                  \
     TOTALS(codes_##suffix, type, int16_t, int32_t, 0, SUM, SAME)                                  \
     FINISHED(mean_##suffix, codes_##suffix, type, int32_t, CODE)
 MEANS_OF_CODES(int8, int8_t, INT8_MIN, INT8_MAX)
 MEANS_OF_CODES(uint8, uint8_t, 0, UINT8_MAX)
-EXTREMES(int16, int16_t, INT16_MIN, INT16_MAX, ^, 0)
+EXTREMES(int16, int16_t, INT16_MIN, INT16_MAX, INT16_MIN, ^, 0)
 HARDMAX(float32, float)
 HARDMAX(float64, double)
 
