@@ -128,6 +128,29 @@ def without_numbers() -> None:
         case(f"BroadcastGradientArgs_{label}", "BroadcastGradientArgs", shapes)
 
 
+def files() -> None:
+    y, x = np.mgrid[:19, :23]
+    image = np.stack(
+        [128 + 100 * np.sin(x / 7 + y / 5), 128 + 90 * np.cos(x / 3), y * 9.0, x * 11.0]
+    )
+    image = np.clip(image.transpose(1, 2, 0) + 8 * real(19, 23, 4), 0, 255).astype(np.uint8)
+    for count in (1, 2, 3, 4):
+        data = words(tf.io.encode_png(image[..., :count]).numpy()).reshape(())
+        for channels in (0, 1, 3, 4):
+            label = f"DecodePng_{count}_{channels}"
+            case(label, "DecodePng", {"contents": data}, channels=channels)
+        case(f"DecodeImage_{count}", "DecodeImage", {"contents": data}, dtype=tf.float32)
+    for count, kind in ((1, "grayscale"), (3, "rgb")):
+        data = tf.io.encode_jpeg(image[..., :count], kind, quality=80, progressive=count == 3)
+        given = {"contents": words(data.numpy()).reshape(())}
+        for channels in (0, 1, 3)[: count + 1]:
+            more = {"channels": channels, "dct_method": "INTEGER_ACCURATE"}
+            case(f"DecodeJpeg_{kind}_{channels}", "DecodeJpeg", given, **more)
+    wide = tf.io.encode_jpeg(np.full((8, 24, 3), (9, 200, 60), np.uint8)).numpy()
+    case("DecodeJpeg_half", "DecodeJpeg", {"contents": words(wide).reshape(())}, ratio=2)
+    case("DecodeImage_jpeg", "DecodeImage", {"contents": words(wide).reshape(())}, expand_animations=False)
+
+
 def special() -> None:
     x = np.concatenate([real(40) * 30, [0, np.nan, np.inf, -np.inf, 1e-30, 99.9, 100.1, -700]])
     for name in ("BesselI0", "BesselI0e", "BesselI1", "BesselI1e"):
@@ -187,6 +210,17 @@ def layers() -> None:
 
 
 if __name__ == "__main__":
-    for make in (drawn, slices, sparse, lists, ragged, special, sound, layers, without_numbers):
+    for make in (
+        drawn,
+        slices,
+        sparse,
+        lists,
+        ragged,
+        special,
+        sound,
+        layers,
+        without_numbers,
+        files,
+    ):
         make()
     save("user_ops")

@@ -338,3 +338,23 @@ def suppression(c: Conversion) -> None:
     padded = c.attrs.get("pad_to_max_output_size", False)
     attrs = {"pad_to_max_output_size": padded, "outputs": len(c.outputs)}
     c.emit_final("NonMaxSuppression", inputs, attrs, domain=TENSORFLOW)
+
+
+# Files.
+
+
+@rule("DecodeJpeg")
+def decode_jpeg(c: Conversion) -> None:
+    """TensorFlow takes ``dct_method`` for a hint. Pillow has the accurate method."""
+    if not c.attrs["fancy_upscaling"] or c.attrs["ratio"] not in (1, 2, 4, 8):
+        raise InexpressibleError("only fancy_upscaling, and a ratio of 1, 2, 4 or 8, are available")
+    if c.attrs["try_recover_truncated"] or c.attrs["acceptable_fraction"] != 1:
+        raise InexpressibleError("truncated files are not decoded")
+    c.emit_same_op({"channels", "ratio"})
+
+
+@rule("DecodePng", "DecodeImage")
+def decode_file(c: Conversion) -> None:
+    if c.attrs["dtype"] == "uint16":
+        raise InexpressibleError("no files of 16 bits are decoded; convert them to 8 bits")
+    c.emit_same_op({"channels", "dtype", "expand_animations"} & c.attrs.keys())
