@@ -148,7 +148,33 @@ def files() -> None:
             case(f"DecodeJpeg_{kind}_{channels}", "DecodeJpeg", given, **more)
     wide = tf.io.encode_jpeg(np.full((8, 24, 3), (9, 200, 60), np.uint8)).numpy()
     case("DecodeJpeg_half", "DecodeJpeg", {"contents": words(wide).reshape(())}, ratio=2)
-    case("DecodeImage_jpeg", "DecodeImage", {"contents": words(wide).reshape(())}, expand_animations=False)
+    case(
+        "DecodeImage_jpeg",
+        "DecodeImage",
+        {"contents": words(wide).reshape(())},
+        expand_animations=False,
+    )
+
+
+def delimited() -> None:
+    lines = words("1.5,2,hello", ',3,"a,b"', "4,5,", '"6","7","a""b"', "1, 8 ,x", "\n1,2,é")
+    defaults = [F([0.5]), np.zeros(0, np.int32), words("q")]
+    case("DecodeCSV_quotes", "DecodeCSV", {"records": lines}, record_defaults=defaults)
+    chosen = {"record_defaults": [F([2]), np.array([1])], "select_cols": [1, 3]}
+    rows = words("a,2,b,3", "a,,b,", "x,1,1,1,1", "1,1,1,1").reshape(2, 2)
+    case("DecodeCSV_chosen_dynamic", "DecodeCSV", {"records": rows}, **chosen)
+    bare = {"field_delim": "\t", "na_value": "NA", "use_quote_delim": False}
+    defaults = [np.zeros(0), words("none"), np.array([5], np.int32)]
+    fed = {"records": words('2\tx"y\tNA', "2e3\tNA\t3")}
+    case("DecodeCSV_tabs", "DecodeCSV", fed, record_defaults=defaults, **bare)
+    parts = words("a", "é", "c", "d", "", "f").reshape(3, 2)
+    for name, ids in (("rows", [2, 0, 2]), ("all_dynamic", [[1, 0], [1, 1], [3, 0]])):
+        given = {"inputs": parts, "segment_ids": np.array(ids, np.int32)}
+        label = f"UnsortedSegmentJoin_{name}"
+        case(label, "UnsortedSegmentJoin", given, num_segments=np.int32(4), separator="-")
+    long = [b"a longer text with many more characters"[:size] for size in range(36)]
+    given = {"string_tensor": words("é", *long)}
+    case("StringToHashBucket", "StringToHashBucket", given, num_buckets=2**62)
 
 
 def special() -> None:
@@ -221,6 +247,7 @@ if __name__ == "__main__":
         layers,
         without_numbers,
         files,
+        delimited,
     ):
         make()
     save("user_ops")

@@ -1,4 +1,4 @@
-"""Hashes of bytes: FarmHash's fingerprint and SipHash, of many texts of one length at a time."""
+"""Hashes of bytes, of many texts of one length at a time: FarmHash's fingerprint, Murmur, Sip."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def text_hashes(texts: Sequence[str], hash_rows: Callable[[np.ndarray], np.ndarr
 # Odd numbers of FarmHash, and what it begins long keys with.
 _K0, _K1, _K2 = 0xC3A5C85C97CB3127, 0xB492B66FBE98F273, 0x9AE16A3B2F90404F
 _SEED = 81
-_MURMUR = 0xC6A4A7935BD1E995
+_MURMUR, _MURMUR_SEED = 0xC6A4A7935BD1E995, 0xDECAFCAFFE
 
 
 def fingerprints(keys: np.ndarray) -> np.ndarray:
@@ -51,6 +51,20 @@ def fingerprints(keys: np.ndarray) -> np.ndarray:
     y = (a + (b << np.uint64(8))) * np.uint64(_K2)
     z = ((c << np.uint64(2)) + np.uint64(length)) * np.uint64(_K0)
     return _mixed(y ^ z) * np.uint64(_K2)
+
+
+def murmur_hashes(keys: np.ndarray) -> np.ndarray:
+    """MurmurHash64A of each row of bytes, uint64, from the seed that TensorFlow has for texts."""
+    length, odd = keys.shape[1], np.uint64(_MURMUR)
+    whole = length // 8 * 8
+    total = np.full(len(keys), _MURMUR_SEED ^ (length * _MURMUR) % 2**64, np.uint64)
+    for at in range(0, whole, 8):
+        total = (total ^ _mixed(_word(keys, at) * odd) * odd) * odd
+    if whole < length:
+        rest = np.zeros((len(keys), 8), np.uint8)
+        rest[:, : length - whole] = keys[:, whole:]
+        total = (total ^ _word(rest, 0)) * odd
+    return _mixed(_mixed(total) * odd)
 
 
 def _of_up_to_64(keys: np.ndarray, mul: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """ArgMax, ArgMin and TopK.
 
-NaN is the extremum for both ArgMax and ArgMin, unless the attribute ``skip_nan`` is set, and greater than all
-other values for TopK.
+NaN is the extremum for both ArgMax and ArgMin, unless the attribute ``skip_nan`` is set, and
+greater than all other values for TopK.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def arg_extreme(node: Node, types: Types) -> Kernel:
 
 
 def _without_nan(x: np.ndarray, name: str) -> np.ndarray:
-    """Replace NaN, and infinity of the wrong sign, by the finite number with which TensorFlow starts to compare."""
+    """Replace NaN, and infinity of the wrong sign, by the number that TensorFlow starts with."""
     info = np.finfo(x.dtype)
     result: np.ndarray = np.fmax(x, info.min) if name == "ArgMax" else np.fmin(x, info.max)
     return result

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.core.types import Dim, ShapeError, TensorType, Type
+from penstock.core.types import STRING, Dim, ShapeError, TensorType, Type
+from penstock.host.current_run import reserve
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import is_half
-from penstock.ops.tensorflow import common
+from penstock.ops.onnx.text import strings
+from penstock.ops.tensorflow import common, text
 
 # The ufunc that combines rows, and its value for empty segments.
 _REDUCTIONS: dict[str, tuple[np.ufunc, int]] = {
@@ -89,3 +92,32 @@ def _divided(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
     if sums.dtype.kind in "iu":
         return (sums - np.fmod(sums, counts)) // counts
     return sums / counts
+
+
+def _infer_join(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shape, places = rules.tensor(types, 0).shape, rules.tensor(types, 1).shape
+    counts = common.lengths(rules.ints(types, consts, 2))
+    if shape is None or places is None or counts is None:
+        return (TensorType(STRING),)
+    return (TensorType(STRING, (counts[0], *shape[len(places) :])),)
+
+
+@text.array_operator("UnsortedSegmentJoin", infer=_infer_join)
+def unsorted_segment_join(
+    x: np.ndarray, places: np.ndarray, count: np.ndarray, *, separator: str = ""
+) -> np.ndarray:
+    """Join the texts of each segment in their order."""
+    size = common.count(count, "the number of segments")
+    if x.shape[: places.ndim] != places.shape or not places.ndim:
+        raise ShapeError(f"segment_ids {places.shape} must be the first dims of {x.shape}")
+    if places.size and not 0 <= places.min() <= places.max() < size:
+        raise ShapeError(f"segment_ids {places.tolist()} must be from 0 to {size - 1}")
+    rest = x.shape[places.ndim :]
+    columns = math.prod(rest)
+    parts: list[list[str]] = [[] for _ in range(size * columns)]
+    flat = iter(text.texts(x))
+    for place in places.reshape(-1).tolist():
+        for column in range(columns):
+            parts[place * columns + column].append(next(flat))
+    reserve(sum(len(part) for part in x.reshape(-1).tolist()))
+    return strings([text.valid(separator.join(part)) for part in parts], (size, *rest))

@@ -25,7 +25,7 @@ from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32
-from penstock.ops.common.hashes import fingerprints, sip_hashes, text_hashes
+from penstock.ops.common.hashes import fingerprints, murmur_hashes, sip_hashes, text_hashes
 from penstock.ops.common.regex import Groups, RegexError, simple_pattern
 from penstock.ops.onnx.text import strings
 from penstock.ops.tensorflow import common
@@ -122,24 +122,25 @@ def _number_type(attrs: Attrs) -> np.dtype:
     prepared={"dtype": lambda node: _number_type(node.attrs)},
 )
 def string_to_number(x: np.ndarray, *, dtype: np.dtype) -> np.ndarray:
-    bounds = np.iinfo(dtype) if dtype.kind in "iu" else None
+    return np.array([parsed_number(text, dtype) for text in texts(x)], dtype).reshape(x.shape)
 
-    def number(text: str) -> int | float:
-        bare = text.strip(_SPACE)
-        if bounds is not None:
-            # Python raises its own error for more than 4300 digits.
-            if _INTEGER.fullmatch(bare) and len(bare) < 4000:
-                value = int(bare)
-                signed = bounds.min < 0 or not bare.startswith("-")
-                if signed and bounds.min <= value <= bounds.max:
-                    return value
-        elif _REAL.fullmatch(bare):
-            return float(bare)
-        elif _HEXADECIMAL.fullmatch(bare):
-            return float.fromhex(bare)
-        raise ShapeError(f"{text!r:.100} is not a number in the range of {dtype}")
 
-    return np.array([number(text) for text in texts(x)], dtype).reshape(x.shape)
+def parsed_number(text: str, dtype: np.dtype) -> int | float:
+    """The number that a text is. Raises ``ShapeError`` if it is none in the range of a dtype."""
+    bare = text.strip(_SPACE)
+    if dtype.kind in "iu":
+        bounds = np.iinfo(dtype)
+        # Python raises its own error for more than 4300 digits.
+        if _INTEGER.fullmatch(bare) and len(bare) < 4000:
+            value = int(bare)
+            signed = bounds.min < 0 or not bare.startswith("-")
+            if signed and bounds.min <= value <= bounds.max:
+                return value
+    elif _REAL.fullmatch(bare):
+        return float(bare)
+    elif _HEXADECIMAL.fullmatch(bare):
+        return float.fromhex(bare)
+    raise ShapeError(f"{text!r:.100} is not a number in the range of {dtype}")
 
 
 # Case conversion, joining and stripping.
@@ -191,7 +192,7 @@ def string_join(*inputs: np.ndarray, separator: str = "") -> np.ndarray:
     parts = [np.broadcast_to(x, shapes[0]).reshape(-1).tolist() for x in inputs]
     reserve(sum(len(text) for part in parts for text in with_checkpoints(part)))
     rows = with_checkpoints(list(zip(*parts, strict=True)))
-    return strings([_valid(separator.join(row)) for row in rows], shapes[0])
+    return strings([valid(separator.join(row)) for row in rows], shapes[0])
 
 
 def _infer_reduced(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -216,10 +217,10 @@ def reduce_join(
     count = math.prod([x.shape[i] for i in gone])
     rows = x.transpose([*kept, *gone[::-1]]).reshape(math.prod(shape), count).tolist()
     reserve(sum(len(text) for row in rows for text in with_checkpoints(row)))
-    return strings([_valid(separator.join(row)) for row in with_checkpoints(rows)], shape)
+    return strings([valid(separator.join(row)) for row in with_checkpoints(rows)], shape)
 
 
-def _valid(text: str) -> str:
+def valid(text: str) -> str:
     """Decode invalid bytes again: those at the ends of joined parts may form a character."""
     return text if text.isascii() else decoded(encoded(text))
 
@@ -493,16 +494,20 @@ def regex_replace(node: Node, types: Types) -> Kernel:
 # Hashes.
 
 
+@operator("StringToHashBucket", infer=rules.same_shape(INT64))
 @operator("StringToHashBucketFast", infer=rules.same_shape(INT64))
 @operator("StringToHashBucketStrong", infer=rules.same_shape(INT64))
 def string_to_hash_bucket(node: Node, types: Types) -> Kernel:
-    """Hash with FarmHash's fingerprint, or with SipHash if attribute ``key`` [2] is set."""
+    """Hash with FarmHash's fingerprint, with SipHash if attribute ``key`` [2] is set, or with the
+    older MurmurHash."""
     buckets, key = node.attrs["num_buckets"], node.attrs.get("key")
     if buckets < 1 or (key is not None and len(key) != 2):
         raise ShapeError(
             f"num_buckets {buckets} must be at least 1, and key {key} must have two elements"
         )
-    hashes = fingerprints if key is None else partial(sip_hashes, secret=key)
+    hashes = murmur_hashes if node.op.name == "StringToHashBucket" else fingerprints
+    if key is not None:
+        hashes = partial(sip_hashes, secret=key)
 
     def run(x: np.ndarray) -> np.ndarray:
         numbers = text_hashes(list(texts(x)), hashes)
