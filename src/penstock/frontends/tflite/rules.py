@@ -223,6 +223,23 @@ def _emit_curve(c: OperatorConversion, approximate: bool = False) -> None:
     c.emit_final("CodeTable", c.take(1), {"table": table}, domain=TFLITE)
 
 
+def _is_root_of_codes(c: OperatorConversion) -> bool:
+    return _is_of_codes(c, (INT8,))
+
+
+@operator_rule("SQRT", integers=_is_root_of_codes)
+def root(c: OperatorConversion) -> None:
+    """LiteRT rounds roots of 8-bit codes down, where other functions are rounded to the nearest."""
+    given, (wanted,) = c.quantizations[0], c.output_quantizations
+    if given is None or wanted is None or not _is_root_of_codes(c):
+        plain(c)
+        return
+    numbers = np.arange(256).astype(np.uint8).view(INT8).astype(np.int64) - given.zero_points[0]
+    roots = np.sqrt(np.maximum(numbers, 0).astype(np.float32) * np.float32(given.scales[0]))
+    steps = np.floor(roots * (np.float32(1) / np.float32(wanted.scales[0]))).astype(np.int64)
+    _emit_table(c, steps + wanted.zero_points[0], INT8)
+
+
 def _is_symmetric(c: OperatorConversion) -> bool:
     """Whether all tensors are signed codes without zero points and with one scale: of 16 bits, or
     of 8 for NEG. Kernels look up others of 8 bits in a table, as fast."""
