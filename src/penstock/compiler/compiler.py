@@ -132,20 +132,21 @@ class Compiler:
         from penstock.passes.optimize.flush_subnormals import FlushSubnormals
         from penstock.passes.optimize.fold_constants import InferTypes
 
-        context, frames = self.context, None
+        context, frames, framed = self.context, None, is_framed(graph)
         # Raised loops run their iterations in sequence, which is faster unless nodes are slow
         # enough to overlap.
-        if context.executor == "auto" and is_framed(graph):
+        if context.executor == "auto" and framed:
             from penstock.tuning.overlap import OverlapPolicy
 
             frames = OverlapPolicy(context.hosts, context.costs, context.workers, context.long)
         passes = pass_context(context, frames=frames)
         keeps_frames, interprets = [context.executor == name for name in ("frames", "interpret")]
         pipeline.run_passes(pipeline.ORDER if keeps_frames else pipeline.STRUCTURE, graph, passes)
-        if interprets and not is_framed(graph):
+        framed = framed and is_framed(graph)  # no pass adds frames
+        if interprets and not framed:
             # Nodes that were only kept alive by control edges of pure nodes are dead code.
             pipeline.run_passes((DeadCode(), InferTypes()), graph, passes)
-        elif not keeps_frames and not is_framed(graph):
+        elif not keeps_frames and not framed:
             pipeline.optimize(graph, passes)
         if not interprets and not passes.numerics.strict:
             # Done once, not for each set of shapes, since it reads all weights.

@@ -97,18 +97,24 @@ class reporting:  # noqa: N801
         THREAD.progress = self._outer
 
 
-@contextmanager
-def cancelled_by(stop: Work) -> Iterator[None]:
+class cancelled_by:  # noqa: N801
     """Let checkpoints on this thread, and the end of the block, obey ``stop``. If nothing limits
     ``stop``, they obey the current condition as before."""
-    outer = THREAD.run
-    if stop.limited:
-        THREAD.run = stop
-    try:
-        yield
-        stop.check()
-    finally:
-        THREAD.run = outer
+
+    def __init__(self, stop: Work) -> None:
+        self._stop = stop
+
+    def __enter__(self) -> None:
+        self._outer = THREAD.run
+        if self._stop.limited:
+            THREAD.run = self._stop
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        try:
+            if kind is None:
+                self._stop.check()
+        finally:
+            THREAD.run = self._outer
 
 
 _COLLECTIONS: tuple[type, ...] = (list, tuple, dict, type({}.items()))

@@ -158,12 +158,13 @@ def _arena_plan(
     planner: str,
     precedes: Precedes | None = None,
 ) -> ArenaPlan:
-    # Imported here: a session opened from a file has offsets, and needs no planner.
-    from penstock.algorithms.arena_planner import plan_memory, plan_memory_dag
-
     offset_of: dict[int, int] = {}
-    sizes, bound = {HOST: 0}, 0
-    for memory in dict.fromkeys((HOST, *plan.remote)):
+    sizes, bound = dict.fromkeys((HOST, *plan.remote), 0), 0
+    # Many plans of a single step have no buffer.
+    for memory in sizes if buffers.buffer_of else ():
+        # Imported here: a session opened from a file has offsets, and needs no planner.
+        from penstock.algorithms.arena_planner import plan_memory, plan_memory_dag
+
         part = buffers.in_memory(plan, memory)
         live = part.live(plan)
         if precedes is None:

@@ -440,7 +440,8 @@ def code_bounds(
     """Return the range of codes with this zero point as the struct of quantized_convolution.c: a
     double and four integers. ``low`` and ``high`` have the zero point subtracted."""
     ends, change = np.iinfo(dtype), 128 if dtype == INT8 else 0
-    low, high = [min(max(end, ends.min - zero), ends.max - zero) for end in (low, high)]
+    least, most = ends.min - zero, ends.max - zero
+    low, high = [min(max(end, least), most) for end in (low, high)]
     bounds = np.array([high, 0.0, 0.0, 0.0, 0.0])
     bounds.view(np.int64)[1:] = zero + change, int(low) + zero + change, change, 0
     return bounds

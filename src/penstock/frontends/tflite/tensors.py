@@ -69,11 +69,12 @@ class Quantization:
     def codes_of(self, bounds: tuple[float, float], dtype: np.dtype) -> list[int]:
         """Return the codes of real numbers, clamped to the range of the type."""
         limits, codes = np.iinfo(dtype), []
+        least, most = limits.min, limits.max
         for bound in bounds:
             steps = np.float32(bound) / np.float32(self.scales[0])
             rounded = np.trunc(steps + np.copysign(np.float32(0.5), steps))  # ties away from zero
             code = float(rounded) + self.zero_points[0]
-            codes.append(int(min(max(code, limits.min), limits.max)))
+            codes.append(int(min(max(code, least), most)))
         return codes
 
 
