@@ -79,6 +79,8 @@ def test_faults_are_named(tmp_path):
         samples_of([{"x": 1, "y": 2}, {"x": 1}], ["x", "y"])
     with pytest.raises(ps.InvalidInput, match="no mapping"):
         samples_of([X], ["x", "y"])
+    with pytest.raises(ps.InvalidInput, match="sample 1: input 'x' is no array"):
+        samples_of([{"x": [[1, 2]]}, {"x": [[1, 2], [3]]}], ["x"])
     with pytest.raises(ps.InvalidInput, match="no samples"):
         samples_of(tmp_path, ["x"])
     with pytest.raises(TypeError, match="data"):

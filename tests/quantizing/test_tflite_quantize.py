@@ -53,6 +53,14 @@ def test_bound_is_kept_by_layers_that_stay_float():
         _ = quantized.tflite
 
 
+def test_samples_of_other_dims_than_the_onnx_file_has_are_refused_by_name(monkeypatch):
+    data = [*images(4)]
+    data[2] = np.concatenate([data[2], data[2]])
+    monkeypatch.setattr("penstock.quantizing.search.observe", None)  # before the search begins
+    with pytest.raises(ps.InvalidInput, match=r"sample 2: input 'x' must have 1 at axis 0"):
+        ps.quantize(convolutional(), data, size=0.6, threads=1)
+
+
 def test_tflite_with_a_bound_is_within_it(tmp_path):
     quantized = ps.quantize(
         convolutional(), [*images(8)], max_error=0.002, output=tmp_path / "q.tflite", threads=1

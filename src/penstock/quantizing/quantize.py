@@ -24,7 +24,7 @@ from penstock.core.errors import (
     wrong_type,
 )
 from penstock.core.option_records import option, takes
-from penstock.core.records import KW_ONLY, cached_property, dataclass
+from penstock.core.records import KW_ONLY, cached_property, dataclass, replace
 from penstock.core.types import JsonObject
 from penstock.frontends.load import load
 from penstock.frontends.onnx.writer import onnx_bytes, onnx_message
@@ -232,6 +232,8 @@ def quantize(model: ModelLike, data: Source, **options: object) -> Quantized:
             rewriter = TfliteRewriter(_tflite_source(model), loaded.entry)
             folded, form = rewriter.model, rewriter.data
         else:
+            # An ONNX file has the dims of the inputs, to which those of TFLite cannot be resized.
+            loaded = replace(loaded, resizable=False)
             folded = float_model(loaded)
             # Before anything is measured: it must be possible.
             form = onnx_message(folded, weights=False).SerializeToString(deterministic=True)

@@ -194,7 +194,14 @@ def _arrays(path: Path) -> np.ndarray | dict[str, np.ndarray]:
 def _sample(item: object, names: Sequence[str], where: str) -> Sample:
     """One sample: arrays by the names of inputs."""
     own: Mapping[str, object] = _by_input(item, names, where)
-    return {name: np.asarray(value) for name, value in own.items()}
+    return {name: _array(value, name, where) for name, value in own.items()}
+
+
+def _array(value: object, name: str, where: str) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:  # rows of unequal lengths, for example
+        raise InvalidInput(f"{where}: input {name!r} is no array: {error}") from error
 
 
 def _by_input(item: T | Mapping[str, T], names: Sequence[str], where: str) -> dict[str, T]:
