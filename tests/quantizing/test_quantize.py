@@ -94,6 +94,14 @@ def test_goal_that_cannot_be_met_says_what_is_possible():
         ps.quantize(feed_forward(), [*rows()], size=0.01)
 
 
+@pytest.mark.parametrize("replacement", [lambda x: x * np.float32(np.nan), lambda x: x[:0]])
+def test_samples_held_out_without_finite_outputs_are_refused(replacement):
+    data = [*rows(7)]
+    data[3] = replacement(data[3])
+    with pytest.raises(ps.InvalidInput, match=r"held out, every fourth \(sample 3\)"):
+        ps.quantize(feed_forward(), data, size=0.5, threads=1)
+
+
 def test_metric_bounds_the_error():
     calls = []
 

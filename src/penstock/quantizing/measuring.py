@@ -26,6 +26,7 @@ sample to a number, which is 0 if they are equally good"""
 EXCEEDING = 0.01
 """the probability that a further sample has a larger error than the bound"""
 _TAIL = 4  # one in as many errors tells how far larger ones reach
+_MOST_NAMED = 5  # samples that a message names
 TURNS, _FEWEST = 40, 5  # runs of each session, at most and at least
 
 
@@ -62,6 +63,17 @@ class FloatReference:
         """The reference for some of the samples."""
         outputs = self.outputs.subset(indices)
         return replace(self, samples=self.samples.subset(indices), outputs=outputs)
+
+    def check_finite(self) -> None:
+        """Raise ``InvalidInput`` if these samples have no error because no output has finite
+        numbers, although outputs of others have."""
+        if self.spreads and self.metric is None and not spreads_of(self.outputs):
+            names = ", ".join(map(self.samples.where, range(min(len(self.samples), _MOST_NAMED))))
+            raise InvalidInput(
+                "no output of the model has finite real numbers for the samples held out, every "
+                f"fourth ({names}): errors cannot be checked on them; look for NaN and for empty "
+                "arrays in them, or give more samples"
+            )
 
     def spread_out(self, count: int) -> FloatReference:
         """The reference for at most ``count`` of the samples."""

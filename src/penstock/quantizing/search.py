@@ -216,6 +216,7 @@ class Search:
         report_progress("run the float model", 0, 1)
         every = FloatReference.of(self.original, self.samples, self.metric)
         self.whole, self.reference_held = map(every.subset, held_out_apart(len(self.samples)))
+        self.reference_held.check_finite()
         self.reference = self.whole.spread_out(_MANY)
         (seconds,) = seconds_in_turns([self.original], self.sample, _BRIEF)
         self.reference_of_some, self.reference_of_few = [
