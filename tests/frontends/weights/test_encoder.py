@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,19 @@ def test_encoder_of_a_folder_gives_the_states_of_transformers(tmp_path: Path, na
     states = session.run(feeds)["last_hidden_state"]
     rows = feeds["attention_mask"] == 1
     np.testing.assert_allclose(states[rows], CASES[name].expected[rows], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["xlm-roberta", "camembert"])
+def test_roberta_of_other_tokens_gives_the_states_of_transformers(
+    tmp_path: Path, model_type: str
+) -> None:
+    folder = CASES["roberta"].write(tmp_path)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "model_type": model_type}))
+    feeds = feeds_of("roberta")
+    states = ps.compile(ps.load(folder)).run(feeds)["last_hidden_state"]
+    rows = feeds["attention_mask"] == 1
+    np.testing.assert_allclose(states[rows], CASES["roberta"].expected[rows], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ENCODERS)

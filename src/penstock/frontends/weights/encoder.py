@@ -1,4 +1,5 @@
-"""The graph of a text encoder: BERT, RoBERTa and DistilBERT.
+"""The graph of a text encoder: BERT, RoBERTa and DistilBERT. XLM-RoBERTa and CamemBERT are RoBERTa
+with other tokens.
 
 ::
 
@@ -21,7 +22,8 @@ from penstock.frontends.weights.writer import ModelWriter
 from penstock.ir.graph import Value
 from penstock.ops.common.shape_rules import element_number
 
-ENCODERS = ("bert", "roberta", "distilbert")
+_ROBERTA = ("roberta", "xlm-roberta", "camembert")
+ENCODERS = ("bert", *_ROBERTA, "distilbert")
 
 
 class EncoderConfiguration(NamedTuple):
@@ -57,7 +59,7 @@ def encoder_configuration(settings: Settings, model_type: str) -> EncoderConfigu
         feature = f"positions of type {kind!r:.40}, or is_decoder,"
         raise unsupported(feature, EXPORT, settings.label)
     padding = None
-    if model_type == "roberta":
+    if model_type in _ROBERTA:
         padding = 0 if settings.get("pad_token_id") == 0 else settings.count("pad_token_id", 1)
     return EncoderConfiguration(
         layers,

@@ -81,7 +81,10 @@ _NAMINGS = {
     "phi3": Naming(_PREFIXES, "layers", _LLAMA | {"ffn_up": "mlp.gate_up_proj"}),
     "gpt2": Naming(("transformer.", ""), "h", _GPT2),
     "bert": Naming(("bert.", ""), "encoder.layer", _BERT),
-    "roberta": Naming(("roberta.", ""), "encoder.layer", _BERT),
+    **dict.fromkeys(
+        ("roberta", "xlm-roberta", "camembert"),
+        Naming(("roberta.", ""), "encoder.layer", _BERT),
+    ),
     "distilbert": Naming(("distilbert.", ""), "transformer.layer", _DISTILBERT),
 }
 # The names of norms' parameters in checkpoints from before 2020.
