@@ -82,8 +82,7 @@ _NAMINGS = {
     "gpt2": Naming(("transformer.", ""), "h", _GPT2),
     "bert": Naming(("bert.", ""), "encoder.layer", _BERT),
     **dict.fromkeys(
-        ("roberta", "xlm-roberta", "camembert"),
-        Naming(("roberta.", ""), "encoder.layer", _BERT),
+        ("roberta", "xlm-roberta", "camembert"), Naming(("roberta.", ""), "encoder.layer", _BERT)
     ),
     "distilbert": Naming(("distilbert.", ""), "transformer.layer", _DISTILBERT),
 }
