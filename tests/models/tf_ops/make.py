@@ -58,7 +58,8 @@ def several(name: str, build: Callable[..., list[tf.Tensor]], fed: dict[str, Any
         session.run(filling)
         results = session.run(flat, feeds)
     assert f"{name}/graph" not in FOUND, name
-    FOUND[f"{name}/graph"] = np.frombuffer(graph.as_graph_def().SerializeToString(), np.uint8)
+    encoded = graph.as_graph_def().SerializeToString(deterministic=True)
+    FOUND[f"{name}/graph"] = np.frombuffer(encoded, np.uint8)
     for key, value in feeds.items():
         FOUND[f"{name}/in/{key}"] = value
     for tensor, value in zip(flat, results, strict=True):

@@ -235,6 +235,139 @@ def layers() -> None:
     case("SparseCross_mixed", "SparseCross", crossed, **hashed, internal_type=tf.int64)
 
 
+def projected() -> None:
+    """All coordinates beyond the images and among pixels, with a divisor that is 0 at places."""
+    turned = [np.cos(0.7), -np.sin(0.7), 1.3, np.sin(0.7), np.cos(0.7), -2.1, 0, 0]
+    shrunk = [2.5, 0.25, -9, -0.5, 3.5, -8, 0, 0]
+    bent = [1, 0.5, -1, 0.25, 1, 0, -0.25, 0]
+    for order in ("NEAREST", "BILINEAR"):
+        for fill in ("CONSTANT", "NEAREST", "REFLECT", "WRAP"):
+            images = {"images": real(3, 6, 7, 2)}
+            images["transforms"] = np.array([turned, shrunk, bent], F)
+            size = np.array([9, 8], np.int32)
+            more = {"output_shape": size, "interpolation": order, "fill_mode": fill}
+            name = "ImageProjectiveTransformV3"
+            case(f"{name}_{order}_{fill}", name, images, fill_value=F(0.6), **more)
+            small = {"images": real(2, 1, 2, 1), "transforms": np.array([shrunk], F)}
+            case(f"{name}_{order}_{fill}_dynamic", name, small, fill_value=F(3), **more)
+    for kind in (np.uint8, np.int32, np.float16, np.float64):
+        images = (100 * RNG.random((1, 5, 5, 3))).astype(kind)
+        given = {"images": images, "transforms": np.array([turned], F)}
+        given["output_shape"] = np.array([4, 6], np.int32)
+        name = "ImageProjectiveTransformV2"
+        case(f"{name}_{kind.__name__}", name, given, interpolation="BILINEAR", fill_mode="REFLECT")
+        label = f"{name}_{kind.__name__}_dynamic"
+        case(label, name, given, interpolation="NEAREST", fill_mode="CONSTANT")
+
+
+def dilated() -> None:
+    for kind in (np.float32, np.float64, np.uint8, np.int32):
+        x = {"input": (60 * real(2, 7, 9, 3)).astype(kind)}
+        x["filter"] = (9 * real(3, 2, 3)).astype(kind)
+        for name, padding, strides, rates in (
+            ("same", "SAME", (1, 1), (1, 1)),
+            ("apart", "SAME", (2, 3), (2, 4)),
+            ("valid_dynamic", "VALID", (2, 1), (1, 2)),
+        ):
+            more = {"strides": [1, *strides, 1], "rates": [1, *rates, 1], "padding": padding}
+            case(f"Dilation2D_{kind.__name__}_{name}", "Dilation2D", x, **more)
+    gaps = {"input": real(1, 5, 5, 1), "filter": real(2, 2, 1)}
+    gaps["input"][RNG.random((1, 5, 5, 1)) < 0.5] = np.nan
+    more = {"strides": [1] * 4, "rates": [1] * 4, "padding": "SAME"}
+    case("Dilation2D_nan", "Dilation2D", gaps, **more)
+
+
+def selected() -> None:
+    for kind in (np.float32, np.int64, np.complex64):
+        for dims in ((3,), (2, 3)):
+            label = f"{kind.__name__}_{len(dims)}"
+            whole = real(*dims, *dims).astype(kind)
+            case(f"Diag_{label}", "Diag", {"diagonal": real(*dims).astype(kind)})
+            case(f"DiagPart_{label}", "DiagPart", {"input": whole})
+            case(f"DiagPart_{label}_dynamic", "DiagPart", {"input": whole})
+    x = {"input": real(3, 40)}
+    case("ApproxTopK_rows", "ApproxTopK", x, k=7)
+
+
+def running() -> None:
+    for kind in (np.float32, np.float64):
+        x = np.concatenate([20 * real(2, 30, 3), np.full((2, 2, 3), -np.inf)], 1).astype(kind)
+        for exclusive in (False, True):
+            for reverse in (False, True):
+                label = f"CumulativeLogsumexp_{kind.__name__}_{exclusive}_{reverse}"
+                more = {"exclusive": exclusive, "reverse": reverse, "axis": np.int32(1)}
+                case(label, "CumulativeLogsumexp", {"x": x}, **more)
+    case(
+        "CumulativeLogsumexp_dynamic",
+        "CumulativeLogsumexp",
+        {"x": real(4, 5), "axis": np.int64(-1)},
+    )
+    case("CumulativeLogsumexp_none", "CumulativeLogsumexp", {"x": real(0, 5), "axis": np.int32(0)})
+    for kind in (np.float32, np.float64, np.int32, np.int64):
+        ends = {"value_range": np.array([-7, 12], kind), "nbins": np.int32(6)}
+        values = (9 * real(5, 40)).astype(kind)
+        case(
+            f"HistogramFixedWidth_{kind.__name__}",
+            "HistogramFixedWidth",
+            {"values": values},
+            **ends,
+        )
+    ends["value_range"] = F([-1, 1])
+    values = F([-np.inf, np.inf, -1, 1, 0, 1 / 3, -1 / 3, 2e38, -3e38])
+    label = "HistogramFixedWidth_ends_dynamic"
+    case(label, "HistogramFixedWidth", {"values": values, **ends}, dtype=tf.int64)
+
+
+def solved() -> None:
+    for kind in (np.float32, np.float64, np.complex64):
+        square = (real(2, 5, 5) + (1j * real(2, 5, 5) if kind is np.complex64 else 0)).astype(kind)
+        case(f"Lu_{kind.__name__}", "Lu", {"input": square}, output_idx_type=tf.int64)
+        case(f"Lu_{kind.__name__}_dynamic", "Lu", {"input": square[0]})
+        bands = {"diagonals": square[:, :3], "rhs": square[:, :, :2]}
+        for pivots in (False, True):
+            label = f"TridiagonalSolve_{kind.__name__}_{pivots}"
+            case(label, "TridiagonalSolve", bands, partial_pivoting=pivots)
+        one = {"diagonals": square[0, :3, :1], "rhs": square[0, :1]}
+        case(f"TridiagonalSolve_{kind.__name__}_one_dynamic", "TridiagonalSolve", one)
+        rows = square[:, :3].swapaxes(0, 1)[:, :, np.newaxis]
+        bands = dict(zip(("superdiag", "maindiag", "subdiag"), rows, strict=True))
+        case(f"TridiagonalMatMul_{kind.__name__}", "TridiagonalMatMul", bands | {"rhs": square})
+        even = square @ square.conj().swapaxes(1, 2) + np.eye(5, dtype=kind)
+        jordan = np.array([[4, 1, 2], [0, 4, 3], [0, 0, 4]], kind)
+        for name, x in (("even", even), ("jordan_dynamic", jordan)):
+            case(f"MatrixSquareRoot_{kind.__name__}_{name}", "MatrixSquareRoot", {"input": x})
+    zero = np.array([[0, 2, 0, 0], [1, 0, 3, 0], [0, 0, 2, 1], [4, 1, 0, 0]], F)
+    case("Lu_zero", "Lu", {"input": zero})
+    singular = {"diagonals": np.array([[1, 1, 0], [1, 1, 1], [0, 1, 0]], F), "rhs": real(3, 2)}
+    for pivots in (False, True):
+        label = f"TridiagonalSolve_singular_{pivots}"
+        case(label, "TridiagonalSolve", singular, partial_pivoting=pivots)
+    turned = np.array([[0, -1], [1, 0]], F)
+    case("MatrixSquareRoot_turned", "MatrixSquareRoot", {"input": turned})
+    for name, x in (("even", even), ("jordan", jordan), ("turned_dynamic", turned)):
+        case(f"MatrixLogarithm_{name}", "MatrixLogarithm", {"input": x.astype(np.complex128)})
+    negative = np.array([[[-1, 0], [0, 4]]], np.complex64)
+    case("MatrixLogarithm_negative", "MatrixLogarithm", {"input": negative})
+
+
+def zeta() -> None:
+    """The last ones in float64 only: TensorFlow's float32 overflows, or has no digits left."""
+    x = [1, 0.5, 2, 2, 3, 2.5, 2, 3, 2, np.inf, 2, np.nan, 200, 1.001, 30, 2, 1e3, 4, 3]
+    q = [1, 1, 0, -1, -1, -0.5, -0.5, -0.5, 1e30, 2, np.inf, 1, 0.5, 9, 40, 1e-9, 1, np.nan, -20.25]
+    a = [0, 1, 2, -1, 0.5, 1, 3, 0, 2, 1, 7, 1, np.nan, 3, 50, 170]
+    y = [1.5, 1.5, 0.1, 1, 1, -1, -0.5, -0.5, -1, 1e8, 40, np.inf, 1, np.nan, 3, 200]
+    for kind, all_x, all_a in ((np.float32, -1, -2), (np.float64, None, None)):
+        pairs = {"x": np.array(x, kind)[:all_x], "q": np.array(q, kind)[:all_x]}
+        case(f"Zeta_{kind.__name__}", "Zeta", pairs)
+        wide = {"x": (1.1 + 9 * RNG.random((40, 1))).astype(kind)}
+        wide["q"] = (30 * RNG.random(20)).astype(kind)
+        case(f"Zeta_{kind.__name__}_wide_dynamic", "Zeta", wide)
+        pairs = {"a": np.array(a, kind)[:all_a], "x": np.array(y, kind)[:all_a]}
+        case(f"Polygamma_{kind.__name__}", "Polygamma", pairs)
+        wide = {"a": np.arange(6).astype(kind)[:, np.newaxis], "x": wide["q"]}
+        case(f"Polygamma_{kind.__name__}_wide_dynamic", "Polygamma", wide)
+
+
 if __name__ == "__main__":
     for make in (
         drawn,
@@ -248,6 +381,12 @@ if __name__ == "__main__":
         without_numbers,
         files,
         delimited,
+        projected,
+        dilated,
+        selected,
+        running,
+        solved,
+        zeta,
     ):
         make()
     save("user_ops")

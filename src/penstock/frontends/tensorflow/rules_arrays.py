@@ -63,10 +63,15 @@ def arg(c: Conversion) -> None:
     c.emit_final("Cast", [index], {"to": element_number(c.attrs["output_type"])})
 
 
-@rule("TopKV2", "TopK")
+@rule("TopKV2", "TopK", "ApproxTopK")
 def top_k(c: Conversion) -> None:
+    """On CPUs, TensorFlow computes ApproxTopK exactly, too, whatever ``recall_target`` is."""
     count = c.vector(1) if c.op == "TopKV2" else c.constant([c.attrs["k"]])
-    attrs = {"axis": -1, "largest": 1, "sorted": int(c.attrs["sorted"])}
+    attrs = {
+        "axis": c.attrs.get("reduction_dimension", -1),
+        "largest": int(c.attrs.get("is_max_k", True)),
+        "sorted": int(c.attrs.get("sorted", True)),
+    }
     values, indices = c.outputs
     raw = Value(f"{c.stem}#indices", indices.type)
     c.emit_final("TopK", [c.inputs[0], count], attrs, outputs=[values, raw])

@@ -315,6 +315,14 @@ def resize(c: Conversion) -> None:
     c.emit_final("Resize", [image, None, None, c.vector(1)], attrs)
 
 
+@rule("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
+def image_projective_transform(c: Conversion) -> None:
+    """V2 fills with zeros."""
+    inputs = c.inputs if len(c.inputs) == 4 else [*c.inputs, c.constant(0.0, FLOAT32)]
+    attrs = {name: c.attrs[name] for name in ("interpolation", "fill_mode")}
+    c.emit_final("ImageProjectiveTransform", inputs, attrs, domain=TENSORFLOW)
+
+
 @rule("AdjustContrastv2")
 def adjust_contrast(c: Conversion) -> None:
     """Away from the mean of each channel of each image."""

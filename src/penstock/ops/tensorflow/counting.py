@@ -1,4 +1,4 @@
-"""Unique, Bincount, LowerBound, UpperBound and InTopK."""
+"""Unique, Bincount, HistogramFixedWidth, LowerBound, UpperBound and InTopK."""
 
 from __future__ import annotations
 
@@ -222,3 +222,31 @@ def in_top_k(predictions: np.ndarray, targets: np.ndarray, k: np.ndarray) -> np.
     own = predictions[np.arange(len(targets)), np.where(known, targets, 0)]
     ahead = (predictions > own[:, np.newaxis]).sum(axis=1)
     return known & np.isfinite(predictions).all(axis=1) & (ahead < most)
+
+
+@common.array_operator(
+    "HistogramFixedWidth",
+    infer=lambda types, attrs, consts: (
+        TensorType(
+            common.named_dtype(attrs, "dtype", "int32", "iu"),
+            (None if consts[2] is None else common.count(consts[2], "nbins"),),
+        ),
+    ),
+    prepared={"dtype": lambda node: common.named_dtype(node.attrs, "dtype", "int32", "iu")},
+)
+def histogram_fixed_width(
+    x: np.ndarray, ends: np.ndarray, bins: np.ndarray, *, dtype: np.dtype
+) -> np.ndarray:
+    """Counts of the elements in bins of equal width. Elements beyond the range are in the first
+    and the last bin."""
+    number = common.count(bins, "nbins")
+    if ends.shape != (2,) or not ends[0] < ends[1] or not number:
+        raise ShapeError(f"value_range {ends.tolist()} must ascend, and nbins {number} be positive")
+    if x.dtype.kind == "f" and np.isnan(x).any():
+        raise ShapeError("the values have NaN, which is in no bin")
+    low, high = ends
+    # The width is that of TensorFlow: of the difference in the type of the elements.
+    width = float(high - low) / number
+    # Clipped at both ends first, as infinite places are no integers.
+    places = np.minimum((np.clip(x, low, high) - low).astype(np.float64) / width, number - 1)
+    return np.bincount(places.astype(np.int64).reshape(-1), minlength=number).astype(dtype)

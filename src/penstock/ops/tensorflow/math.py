@@ -18,7 +18,7 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.elementwise import infer_unary, ufunc
-from penstock.ops.tensorflow.common import array_operator, operator
+from penstock.ops.tensorflow.common import array_operator, integer, operator
 
 Arithmetic = Callable[..., RunValue]
 Numbers: TypeAlias = float | np.ndarray
@@ -339,3 +339,23 @@ def broadcast_gradient(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.nda
     ones = ([i for i, dim in enumerate(x) if dim == 1 and not equal] for x in (left, right))
     first, second = (np.array(axes, a.dtype) for axes in ones)
     return first, second
+
+
+# Running sums.
+
+
+@array_operator("CumulativeLogsumexp", infer=rules.same_type)
+def cumulative_log_sum_exp(
+    x: np.ndarray, axis: np.ndarray, *, exclusive: bool = False, reverse: bool = False
+) -> np.ndarray:
+    """The logarithm of the running sum of exp(x)."""
+    out = np.empty_like(x)
+    place = rules.normalize_axis(integer(axis, "the axis"), x.ndim)
+    source, target = np.moveaxis(x, place, 0), np.moveaxis(out, place, 0)
+    if reverse:
+        source, target = source[::-1], target[::-1]
+    if exclusive:
+        target[:1] = -np.inf
+        source, target = source[:-1], target[1:]
+    target[...] = np.logaddexp.accumulate(source, 0) if len(source) else source
+    return out

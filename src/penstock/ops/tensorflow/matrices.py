@@ -1,12 +1,14 @@
-"""Diagonals and bands of matrices, in batches."""
+"""Diagonals and bands of matrices, in batches, and diagonals of tensors."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from penstock.core.types import ShapeError
+from penstock.host.current_run import reserve
 from penstock.ops.common.shape_rules import check_shape, same_type
 from penstock.ops.tensorflow.common import array_operator, integer, sized
 
@@ -144,3 +146,26 @@ def matrix_band_part(x: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.
     low, high = integer(lower, "num_lower"), integer(upper, "num_upper")
     kept = ((low < 0) | (-above <= low)) & ((high < 0) | (above <= high))
     return np.where(kept, x, np.zeros((), x.dtype))
+
+
+def _diagonal_dims(x: Sequence[int]) -> tuple[int, ...]:
+    half = len(x) // 2
+    if not x or len(x) % 2 or x[:half] != x[half:]:
+        raise ShapeError(f"the input must have each dim twice, as in [a, b, a, b], not {tuple(x)}")
+    return tuple(x[:half])
+
+
+@array_operator("Diag", infer=sized(lambda x: (*x, *x)))
+def diag(x: np.ndarray) -> np.ndarray:
+    """The tensor [a, b, a, b] with element [i, j] of the input at [i, j, i, j], and 0 elsewhere."""
+    reserve(x.itemsize * x.size**2)
+    out = np.zeros((x.size, x.size), x.dtype)
+    np.fill_diagonal(out, x.reshape(-1))
+    return out.reshape(x.shape * 2)
+
+
+@array_operator("DiagPart", infer=sized(_diagonal_dims))
+def diag_part(x: np.ndarray) -> np.ndarray:
+    dims = _diagonal_dims(x.shape)
+    count = math.prod(dims)
+    return x.reshape(count, count).diagonal().reshape(dims).copy()

@@ -1,4 +1,5 @@
-"""Special functions, computed in float64: Erfinv, Ndtri, Lgamma, Digamma and Bessel functions.
+"""Special functions, computed in float64: Erfinv, Ndtri, Lgamma, Digamma, Zeta, Polygamma and
+Bessel functions.
 
 Errors are about 1e-14, relative to max(1, abs(result)).
 """
@@ -122,6 +123,59 @@ def _digamma(x: np.ndarray) -> np.ndarray:
     return np.where((x <= 0) & (np.floor(x) == x), np.nan, psi)
 
 
+# Hurwitz's zeta function, by the formula of Euler and Maclaurin: the sum of the first terms, and of
+# a series in Bernoulli's numbers B(2k) / (2k)! for the rest.
+_ZETA_TERMS = 12
+_ZETA_SERIES = (
+    *(1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000),
+    *(1 / 74724249600, -3617 / 10670622842880000, 43867 / 5109094217170944000),
+)
+
+
+def _zeta_positive(x: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """The sum of (q + k) ** -x over k from 0 on, for x > 1 and q > 0."""
+    total = np.zeros(x.shape)
+    for _ in range(_ZETA_TERMS):
+        total, q = total + q**-x, q + 1
+    last = q**-x
+    total = total + last * q / (x - 1) + last / 2
+    factor, power = x, last / q
+    for k, weight in enumerate(_ZETA_SERIES):
+        total = total + weight * factor * power
+        factor = factor * (x + 2 * k + 1) * (x + 2 * k + 2)
+        power = power / (q * q)
+    return np.where(np.isinf(x) | np.isinf(q), 0, total)
+
+
+def _zeta(x: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """The sum above for all x and q: infinite at x = 1, and NaN below; poles at q = 0, -1 and so
+    on; at other negative q, real for whole x only."""
+    x, q = np.broadcast_arrays(x, q)
+    whole, even = np.floor(x) == x, np.fmod(x, 2) == 0
+    # Terms of negative q + k are a sum of its own, mirrored: from the last of them to abs(q).
+    negative = np.where(q < 0, np.ceil(-q), 0)
+    nearest = -q - negative + 1
+    with np.errstate(all="ignore"):
+        total = _zeta_positive(x, q + negative)
+        mirrored = _zeta_positive(x, nearest) - _zeta_positive(x, nearest + negative)
+        total = np.where(q < 0, total + np.where(even, mirrored, -mirrored), total)
+    total = np.where((q < 0) & ~whole, np.nan, total)
+    pole = np.where(whole & even, np.inf, np.nan)
+    total = np.where((q <= 0) & (np.floor(q) == q), pole, total)
+    total = np.where(x == 1, np.inf, np.where(x < 1, np.nan, total))
+    return np.where(np.isnan(x) | np.isnan(q), np.nan, total)
+
+
+def _polygamma(n: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """The derivative of order ``n`` of ``_digamma``."""
+    n, x = np.broadcast_arrays(n, x)
+    sign = np.where(np.fmod(n, 2) == 0, -1.0, 1.0)
+    with np.errstate(all="ignore"):
+        derivative = sign * np.exp(log_gamma(n + 1)) * _zeta(n + 1, x)
+    valid = (n >= 0) & (np.floor(n) == n)
+    return np.where(n == 0, _digamma(x), np.where(valid, derivative, np.nan))
+
+
 # The modified Bessel functions: from _FAR_BESSEL on, an asymptotic series is exact in float64.
 _FAR_BESSEL = 100
 _NODES = 48
@@ -169,3 +223,13 @@ for _name, _function in (
     ("Ndtri", _ndtri),
 ):
     _register(_name, _function)
+
+
+def _register_pair(name: str, function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
+    @array_operator(name, infer=rules.broadcast_type)
+    def compute(a: np.ndarray, x: np.ndarray) -> np.ndarray:
+        return function(a.astype(np.float64), x.astype(np.float64)).astype(x.dtype)
+
+
+_register_pair("Polygamma", _polygamma)
+_register_pair("Zeta", _zeta)
