@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import io
 import wave
+from functools import partial
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -368,6 +370,37 @@ def zeta() -> None:
         case(f"Polygamma_{kind.__name__}_wide_dynamic", "Polygamma", wide)
 
 
+def codes() -> None:
+    plain = {tf.qint8: tf.int8, tf.quint8: tf.uint8, tf.qint16: tf.int16, tf.quint16: tf.uint16}
+
+    def build(low: tf.Tensor, high: tf.Tensor, x: tf.Tensor, **given: Any) -> list[tf.Tensor]:
+        ops, results = tf.raw_ops, []
+        for kind, bits in plain.items():
+            coded = ops.QuantizeV2(input=x, min_range=low, max_range=high, T=kind, **given)
+            kept = {key: given[key] for key in ("mode", "axis", "narrow_range") if key in given}
+            ends = {"min_range": coded[1], "max_range": coded[2]}
+            results += [tf.bitcast(coded[0], bits), coded[1], coded[2]]
+            results.append(ops.Dequantize(input=coded[0], **ends, **kept))
+        return results
+
+    x = np.concatenate([4 * real(5, 30), np.full((5, 1), 0.5, F)], 1)
+    for mode in ("MIN_COMBINED", "MIN_FIRST", "SCALED"):
+        for name, more in (
+            ("plain", {}),
+            ("even", {"round_mode": "HALF_TO_EVEN", "narrow_range": True}),
+            ("tight_dynamic", {"ensure_minimum_range": 0.5}),
+            ("axis", {"axis": 0}),
+        ):
+            if (name == "even" and mode != "SCALED") or (name == "axis" and mode == "MIN_FIRST"):
+                continue  # which TensorFlow lacks
+            many = 5 if name == "axis" else 1
+            low = -np.abs(3 * real(many)) if name != "tight_dynamic" else np.array([0.25], F)
+            high = low + np.abs(6 * real(many)) + F(0.1)
+            ends = {"low": low, "high": high} if many > 1 else {"low": low[0], "high": high[0]}
+            made = partial(build, mode=mode, **more)
+            several(f"QuantizeV2_{mode}_{name}", made, {**ends, "x": x})
+
+
 if __name__ == "__main__":
     for make in (
         drawn,
@@ -387,6 +420,7 @@ if __name__ == "__main__":
         running,
         solved,
         zeta,
+        codes,
     ):
         make()
     save("user_ops")

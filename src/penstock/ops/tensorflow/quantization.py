@@ -1,4 +1,5 @@
-"""Quantization that is undone at once, as in training for integers, and CTC's greedy decoder."""
+"""Quantization, also such that is undone at once, as in training for integers, and CTC's greedy
+decoder."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.core.checkpoints import with_checkpoints
-from penstock.core.types import INT64, ShapeError, TensorType, Type
+from penstock.core.types import FLOAT32, INT64, ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.registry import Prepared
-from penstock.ops.tensorflow.common import array_operator, integer
+from penstock.ops.tensorflow.common import array_operator, integer, named_dtype
 
 _OPTIONS: Prepared = {"options": lambda node: dict(node.attrs)}
 
@@ -56,6 +57,88 @@ def quantize_and_dequantize(
         else np.rint(codes)
     )
     return (codes * step).astype(x.dtype, copy=False)
+
+
+# Codes of a range.
+
+
+def _ranges(
+    x: np.ndarray, low: np.ndarray, high: np.ndarray, axis: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ends of the range, or those of each slice along the axis, as they broadcast to ``x``."""
+    wanted = x.shape[axis] if 0 <= axis < x.ndim else 1
+    if not -1 <= axis < x.ndim or low.size != wanted or high.size != wanted:
+        raise ShapeError(
+            f"ranges {low.tolist()} to {high.tolist()} along axis {axis} do not fit {x.shape}"
+        )
+    shape = tuple([-1 if i == axis else 1 for i in range(x.ndim)])
+    return low.reshape(shape), high.reshape(shape)
+
+
+def _ends(dtype: np.dtype, options: Attrs) -> tuple[np.float32, np.float32]:
+    """The least and the greatest code."""
+    info, narrow = np.iinfo(dtype), options["narrow_range"] and options["mode"] == "SCALED"
+    return np.float32(info.min + narrow), np.float32(info.max)
+
+
+def _rounded(x: np.ndarray) -> np.ndarray:
+    """Halves away from 0."""
+    return np.trunc(x + np.copysign(np.float32(0.5), x))
+
+
+def _infer_codes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    ends = TensorType(np.dtype(np.float32), () if attrs["axis"] == -1 else (None,))
+    return TensorType(named_dtype(attrs, "T", codes="iu"), rules.tensor(types, 0).shape), ends, ends
+
+
+@array_operator("QuantizeV2", infer=_infer_codes, prepared=_OPTIONS)
+def quantize(
+    x: np.ndarray, low: np.ndarray, high: np.ndarray, *, options: Attrs
+) -> tuple[np.ndarray, ...]:
+    """Codes of a range, which is extended to 0 and to a least width, and that range."""
+    axis, mode = options["axis"], options["mode"]
+    low, high = _ranges(x, low, high, axis)
+    if (low > high).any():
+        raise ShapeError(f"the range of {low.tolist()} to {high.tolist()} is empty")
+    dtype = named_dtype(options, "T", codes="iu")
+    first, last = _ends(dtype, options)
+    wide = np.maximum(np.float32(1), np.maximum(np.abs(low), np.abs(high)))
+    low = np.minimum(low, np.float32(0))
+    least = low + wide * np.float32(options["ensure_minimum_range"])
+    high = np.maximum(np.maximum(high, least), np.float32(0))
+    if mode == "SCALED":
+        far = np.full_like(low, np.finfo(np.float32).max)
+        scale = np.minimum(
+            np.divide(first, low, out=far.copy(), where=first * low > 0),
+            np.divide(last, high, out=far, where=last * high > 0),
+        )
+        low, high = first / scale, last / scale
+        codes = np.clip(x, low, high) * scale
+        codes = np.rint(codes) if options["round_mode"] == "HALF_TO_EVEN" else _rounded(codes)
+    elif mode == "MIN_FIRST":
+        # Rounded once: TensorFlow divides in float64.
+        scale = ((last - first) / (high - low).astype(np.float64)).astype(np.float32)
+        codes = _rounded(x * scale) - _rounded(low * scale) + first
+    else:
+        scale = (last - first) / (high - low)
+        codes = (np.clip(x, low, high) - low) * scale
+        codes = _rounded(codes + first) if first else np.floor(codes + np.float32(0.5))
+    shape = () if axis == -1 else (-1,)
+    return np.clip(codes, first, last).astype(dtype), low.reshape(shape), high.reshape(shape)
+
+
+@array_operator("Dequantize", infer=rules.same_shape(FLOAT32), prepared=_OPTIONS)
+def dequantize(x: np.ndarray, low: np.ndarray, high: np.ndarray, *, options: Attrs) -> np.ndarray:
+    """The numbers of codes of a range, as QuantizeV2 returns them."""
+    low, high = _ranges(x, low, high, options["axis"])
+    first, last = _ends(x.dtype, options)
+    codes = x.astype(np.float32)
+    if options["mode"] == "SCALED":
+        return codes * (np.maximum(low / first, high / last) if first < 0 else high / last)
+    if options["mode"] == "MIN_FIRST":
+        scale = (high - low) / (last - first)
+        return _rounded(low / scale) * scale + (codes - first) * scale
+    return (codes - first) * ((high - low) / (last - first)) + low
 
 
 def _infer_decoded(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
