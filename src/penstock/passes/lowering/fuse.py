@@ -147,7 +147,9 @@ class _ChainSearch:
             reader = readers[0] if len(readers) == 1 else None
             if reader not in self.inside or not reader or not self._is_free(reader):
                 break
-            if not (_may_follow(chain, is_heavy, reader) and _is_known(chain[0], output, reader)):
+            if not _may_follow(chain, is_heavy, reader):
+                break
+            if reader.op.domain not in _DOMAINS and not _is_of_one(chain[0], output, reader):
                 break
             # The epilogue of a product or convolution is applied to its result in place, tile by
             # tile, so it cannot broadcast it to more elements.
@@ -222,12 +224,11 @@ def _links(node: Node) -> bool:
     return node.op.elementwise or "links" in node.op.traits
 
 
-def _is_known(first: Node, output: Value, reader: Node) -> bool:
-    """Whether ``reader`` of ``output`` may be in chains, or what it reads beside that is what the
-    ``first`` node reads: the chain is then a function of one tensor (x * sigmoid(x), in codes)."""
-    if reader.op.domain in _DOMAINS or ("region" in reader.attrs and rounds_operand(reader)):
-        return True
-    return set(reader.inputs) == {output, first.inputs[0]}
+def _is_of_one(first: Node, output: Value, reader: Node) -> bool:
+    """Whether ``reader`` rounds an operand, or reads beside ``output`` what the ``first`` node of
+    the chain reads: the chain is then a function of one tensor (x * sigmoid(x), in codes)."""
+    rounds = "region" in reader.attrs and rounds_operand(reader)
+    return rounds or set(reader.inputs) == {output, first.inputs[0]}
 
 
 def _is_heavy(node: Node) -> bool:
