@@ -55,9 +55,15 @@ def test_values_without_an_arena_are_counted_in_the_run():
         small.run(feeds)
 
 
-def test_plan_is_refused_when_it_is_compiled():
-    with pytest.raises(ps.LimitExceeded, match="for weights and plans"):
-        session_of(WIDE, memory="2kB", shapes={"x": (1, 1024)})
+# How many elements are positive is known in the run alone.
+POSITIVE = """g (float[N, 1024] x) => (int64[2, M] y) <float zero = {0}> {
+    a = Exp(x) b = MatMul(a, x) c = Greater(b, zero) y = NonZero(c) }"""
+
+
+@pytest.mark.parametrize(("text", "end"), [(WIDE, "a run$"), (POSITIVE, "a run, and more")])
+def test_plan_is_refused_when_it_is_compiled(text, end):
+    with pytest.raises(ps.LimitExceeded, match=f"for weights and plans, .* for {end}"):
+        session_of(text, memory="2kB", shapes={"x": (1, 1024) if text is WIDE else (1024, 1024)})
 
 
 def test_plans_of_many_shapes_share_the_memory():

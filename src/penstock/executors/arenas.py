@@ -77,8 +77,9 @@ class Arenas(Generic[T]):
     def share(self, memory: SessionMemory, needs: int, alone: bool) -> None:
         """Count arenas against the memory of a session from now on; call this before the first
         run. ``needs``: the bytes of an arena and of a run's other allocations. ``alone``: a run
-        takes all of the memory. Raises ``LimitExceeded`` if a run could never begin."""
-        memory.check(needs)
+        takes all of the memory, as it may allocate more. Raises ``LimitExceeded`` if a run could
+        never begin."""
+        memory.check(needs, alone)
         self._memory, self.needs, self.alone = memory, needs, alone
         self.waiting = memory.waiting
         with _LOCK:

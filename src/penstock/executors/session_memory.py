@@ -51,17 +51,18 @@ Waiting: TypeAlias = tuple[Any, Callable[[Any], None]]
 
 
 class PlanTooLarge(LimitExceeded):
-    """A run of the plan ``table`` needs ``needed`` bytes, more than the session's ``limit`` bytes
-    leave beside the ``held`` bytes of weights and plans."""
+    """A run of the plan ``table`` needs ``needed`` bytes, or ``at_least`` these: more than the
+    session's ``limit`` bytes leave beside the ``held`` bytes of weights and plans."""
 
     table: StepTable | None = None
 
-    def __init__(self, limit: int, held: int, needed: int) -> None:
+    def __init__(self, limit: int, held: int, needed: int, *, at_least: bool = False) -> None:
         # Plan sizes are approximate, so the message states a limit that suffices in any process.
         least = (held + needed + 2 * _ABOUT) // _ABOUT * _ABOUT
+        more = ", and more for what it allocates outside of its arena" if at_least else ""
         super().__init__(
             f"memory= allows {limit} bytes, but at least {least} are needed: {format_bytes(held)} "
-            f"for weights and plans, {format_bytes(needed)} for a run"
+            f"for weights and plans, {format_bytes(needed)} for a run{more}"
         )
         self.limit, self.held, self.needed = limit, held, needed
 
@@ -109,12 +110,12 @@ class SessionMemory:
         """Bytes of all arenas, including those that runs of dropped plans still use."""
         return sum([pool.count * pool.needs for pool in self._alive()])
 
-    def check(self, needed: int) -> None:
-        """Raise ``PlanTooLarge`` if a run that needs ``needed`` bytes could never begin. Within a
-        run in parts, the results of that run count as taken."""
+    def check(self, needed: int, at_least: bool = False) -> None:
+        """Raise ``PlanTooLarge`` if a run that needs ``needed`` bytes, or ``at_least`` these, could
+        never begin. Within a run in parts, the results of that run count as taken."""
         held = self.held + (self.results if self.in_parts else 0)
         if needed > max(self.limit - held, 0):
-            raise PlanTooLarge(self.limit, held, needed)
+            raise PlanTooLarge(self.limit, held, needed, at_least=at_least)
 
     @property
     def in_parts(self) -> bool:
