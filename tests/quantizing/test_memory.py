@@ -15,7 +15,7 @@ from penstock.build import GraphBuilder
 from penstock.quantizing.rewriting import GraphRewriter
 from penstock.quantizing.source import float_model
 
-LAYERS, WIDTH = 16, 1024
+LAYERS, WIDTH = 8, 1024
 WEIGHTS = LAYERS * WIDTH * WIDTH * 4
 
 # The resident memory of a process at most, before and behind what is said.
@@ -33,7 +33,7 @@ before = most()
 with ps.compile(model, threads=1) as session:
     session.run({"x": x[0]})
 alone = most()
-points = ps.quantize(model, list(x), max_error=1e-3, threads=1, timeout=16).report["points"]
+points = ps.quantize(model, list(x), max_error=1e-3, threads=1, timeout=60).report["points"]
 print(json.dumps([before, alone, most(), len(points)]))
 """
 
@@ -65,7 +65,7 @@ def test_search_needs_the_model_and_one_candidate():
     assert points >= 2
     # Beside the weights themselves: those of a candidate (16 bits in the file, float32 until it is
     # compiled, 16 bits for its kernels), and 64 MiB of free memory.
-    assert whole - before <= 3.75 * WEIGHTS, (before, alone, whole)
+    assert whole - before <= 2.75 * WEIGHTS + 2**26, (before, alone, whole)
 
 
 def test_forms_do_not_hold_weights_that_kernels_have():
