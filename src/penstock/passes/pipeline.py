@@ -195,7 +195,8 @@ def decompose_einsum() -> type[Pass]:
 
 
 @lazy_pass(
-    *("All", "Any", "BatchToSpaceND", "DepthToSpace", "FakeQuantWithMinMaxArgs", "Fill"),
+    *("All", "Any", "BatchToSpaceND", "Conv2DBackpropInput", "Conv3DBackpropInputV2"),
+    *("DepthToSpace", "FakeQuantWithMinMaxArgs", "Fill"),
     *("MatrixDiag", "MatrixDiagV3", "MatrixSetDiagV3", "Pack", "Select"),
     *("SpaceToBatchND", "SpaceToDepth"),
 )

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from tests.support.litert import IMAGE, WINDOW, Op, check_operator, f, i32
-from tests.support.tflite_models import model, subgraph
+from tests.support.litert import IMAGE, WINDOW, Op, check_operator, f, i32, litert
+from tests.support.tflite_models import TYPES, model, subgraph
 
 OPS = [
     Op("AVERAGE_POOL_2D", (IMAGE,), WINDOW, kind="Pool2DOptions"),
@@ -76,3 +76,63 @@ def test_output_shape_that_is_fed_says_which_of_two_sizes_it_is(size: list[int])
     y = ps.compile(transposed(None)).run({"s": np.array(size, np.int32), "x": x})["y"]
     assert list(y.shape) == size
     np.testing.assert_array_equal(y, ps.compile(transposed(size)).run({"x": x})["y"])
+
+
+def upsampled(dtype: str) -> bytes:
+    """A TRANSPOSE_CONV of any batch of images, whose output shape has the batch of the input, as
+    Keras' Conv2DTranspose computes it; of float32 or of codes."""
+    steps = ("TransposeConvOptions", {"padding": 0, "stride_w": 2, "stride_h": 3})
+    operators = [
+        ("SHAPE", ["x"], ["dims"], ("ShapeOptions", {"out_type": TYPES.index("int32")})),
+        (
+            "STRIDED_SLICE",
+            ["dims", "at", "end", "one"],
+            ["batch"],
+            ("StridedSliceOptions", {"shrink_axis_mask": 1}),
+        ),
+        (
+            "PACK",
+            ["batch", "height", "width", "channels"],
+            ["size"],
+            ("PackOptions", {"values_count": 4}),
+        ),
+        ("TRANSPOSE_CONV", ["size", "w", "x"], ["y"], steps),
+    ]
+    rng = np.random.default_rng(1)
+    w = rng.integers(-127, 128, (6, 3, 4, 8)).astype(np.int8)
+    numbers = {"height": 12, "width": 10, "channels": 6}
+    constants = {name: np.array(x, np.int32) for name, x in numbers.items()}
+    constants |= {name: i32(x) for name, x in {"at": 0, "end": 1, "one": 1}.items()}
+    constants["w"] = w if dtype == "int8" else w.astype(np.float32)
+    scales = {"x": (0.05, -5), "w": (0.01, 0), "y": (0.3, 7)} if dtype == "int8" else {}
+    fields = {
+        name: {"quantization": {"scale": [scale], "zero_point": [zero]}}
+        for name, (scale, zero) in scales.items()
+    }
+    fields["x"] = {**fields.get("x", {}), "shape_signature": [-1, 4, 5, 8]}
+    fields["y"] = {**fields.get("y", {}), "type": TYPES.index(dtype)}
+    fields |= {name: {"type": TYPES.index("int32")} for name in ("dims", "batch", "size")}
+    inputs = {"x": (dtype, (1, 4, 5, 8))}
+    graph = subgraph(inputs, operators, ["y"], constants, **fields)
+    return model([graph], versions={"TRANSPOSE_CONV": 2 if dtype == "int8" else 1})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_output_shape_of_an_unknown_batch_makes_an_onnx_operation(dtype: str) -> None:
+    file = upsampled(dtype)
+    kind = "ConvTranspose" if dtype == "float32" else "QLinearConv"
+    for batch in (3, 1):
+        x = np.random.default_rng(2).integers(-128, 128, (batch, 4, 5, 8)).astype(dtype)
+        interpreter = litert.Interpreter(
+            model_content=file, experimental_op_resolver_type=litert.OpResolverType.BUILTIN_REF
+        )
+        interpreter.resize_tensor_input(0, x.shape)
+        interpreter.allocate_tensors()
+        interpreter.set_tensor(interpreter.get_input_details()[0]["index"], x)
+        interpreter.invoke()
+        wanted = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+        got = ps.compile(file).run({"x": x})["y"]
+        assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape) == (dtype, (batch, 12, 10, 6))
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=0 if dtype == "int8" else 1e-2)
+    nodes = ps.load(file).graph.nodes
+    assert kind in [node.op.name for node in nodes]

@@ -130,19 +130,23 @@ def conv_3d(c: OperatorConversion) -> None:
     _convolve(c, c.transposed(c.take(2, 3)[1], [4, 3, 0, 1, 2]), 1, 5)
 
 
-def _emit_code_transpose(c: OperatorConversion, image: Value, kernel: Value, attrs: Attrs) -> None:
+def _emit_code_transpose(
+    c: OperatorConversion, sizes: Sequence[int], image: Value, kernel: Value, attrs: Attrs
+) -> None:
     """Emit the inverse of a convolution of 8-bit codes: pixels of the result whose places have the
     same remainders by the strides are filters of one convolution, which lie apart in the result.
-    ``attrs`` are those of the ConvTranspose."""
-    sizes, dims = c.constant_integers(0, "output shape"), c.static_shape(2, "the image")
+    ``sizes``: the height, width and channels of the result; ``attrs``: those of the
+    ConvTranspose."""
+    dims = all_known((c.shape(2) or ())[1:])
+    assert dims is not None  # by _transposed_codes
     (down, right), pads, codes = attrs["strides"], attrs["pads"], c.codes
     given = c.quantizations[1]
     assert codes is not None and given is not None and kernel.const is not None
     weights, taps = _apart(kernel.const, given.zero_points, (down, right))
     before, after, starts, made = [], [], [], []
-    for axis, (step, pad) in enumerate(zip((down, right), pads, strict=False), 1):
+    for axis, (step, pad) in enumerate(zip((down, right), pads, strict=False)):
         first, last = pad // step, (pad + sizes[axis] - 1) // step
-        before.append(taps[axis - 1] - 1 - first)
+        before.append(taps[axis] - 1 - first)
         after.append(last - dims[axis] + 1)
         starts.append(pad - first * step)
         made.append(last - first + 1)
@@ -160,11 +164,12 @@ def _emit_code_transpose(c: OperatorConversion, image: Value, kernel: Value, att
     )
     value = c.emit("QLinearConv", inputs, {**codes.attrs, "pads": [*before, *after]})
     value = c.transposed(value, [0, 2, 3, 1])
-    value = c.emit("Reshape", [value, c.constant([dims[0], *made, down, right, sizes[3]])])
+    # The batch, which may be unknown, stays as it is: its dim is given as 0.
+    value = c.emit("Reshape", [value, c.constant([0, *made, down, right, sizes[2]])])
     value = c.emit("Transpose", [value], perm=[0, 1, 3, 2, 4, 5])
-    whole = [dims[0], made[0] * down, made[1] * right, sizes[3]]
+    whole = [0, made[0] * down, made[1] * right, sizes[2]]
     value = c.emit("Reshape", [value, c.constant(whole)])
-    ends = [start + size for start, size in zip(starts, sizes[1:3], strict=True)]
+    ends = [start + size for start, size in zip(starts, sizes[:2], strict=True)]
     c.emit_final("Slice", [value, *map(c.constant, (starts, ends, [1, 2]))])
 
 
@@ -186,9 +191,11 @@ def _apart(
 
 
 def _transposed_codes(c: OperatorConversion) -> CodeLayer | None:
-    """Return the codes' parameters of a TRANSPOSE_CONV with known shapes."""
-    x, w = all_known(c.shape(2) or (None,)), all_known(c.shape(1) or (None,))
-    if x is None or w is None or len(w) != 4 or c.integers(0) is None:
+    """Return the codes' parameters of a TRANSPOSE_CONV whose shapes, but for the batch, are
+    known."""
+    image, x, w = c.elements(0), c.shape(2), all_known(c.shape(1) or (None,))
+    known = [dims is not None and all_known(dims[1:]) is not None for dims in (image, x)]
+    if not all(known) or w is None or len(w) != 4 or image is None or len(image) != 4:
         return None
     least = min(c.option("stride_h"), c.option("stride_w"), min(w))
     return layer_of_codes(c, (2, 1, 3)) if least > 0 else None
@@ -208,23 +215,26 @@ def conv_transpose(c: OperatorConversion) -> None:
     weights = c.transposed(kernel, [3, 0, 1, 2] if flat else [4, 3, 0, 1, 2])
     inputs = [c.channels_first(x, rank), weights]
     op, domain = f"Conv{rank - 2}DBackpropInput" + ("" if flat else "V2"), TENSORFLOW
-    image, shape = c.integers(0), all_known(c.shape(1))
-    if image is not None and shape is not None and len(image) == rank:
+    image, shape = c.elements(0), all_known(c.shape(1))
+    # The batch, which is the input's, may be unknown.
+    known = all_known(image[1:]) if image is not None and len(image) == rank else None
+    if image is not None and known is not None and shape is not None:
         from penstock.ops.tensorflow.windows import backward_attrs  # few models need it
 
         window = shape[1:3] if flat else shape[:3]
         try:
             given = c.shape(2) or (None,) * rank
-            if given[0] not in (None, image[0]) or shape[0 if flat else 3] != image[-1]:
+            batches = {dim for dim in (given[0], image[0]) if isinstance(dim, int)}
+            if len(batches) > 1 or shape[0 if flat else 3] != known[-1]:
                 raise ShapeError(
-                    f"its output_shape is {image}, but its input {list(given)} and its weights "
-                    f"{list(shape)} make another batch or other channels"
+                    f"its output_shape is {list(image)}, but its input {list(given)} and its "
+                    f"weights {list(shape)} make another batch or other channels"
                 )
-            attrs = backward_attrs(image[1:-1], window, attrs, given[1:-1])
+            attrs = backward_attrs(known[:-1], window, attrs, given[1:-1])
         except ShapeError as error:
             raise NodeError(f"cannot be: {error}") from error
         if c.codes is not None:
-            _emit_code_transpose(c, x, kernel, attrs)
+            _emit_code_transpose(c, known, x, kernel, attrs)
             return
         op, domain = "ConvTranspose", ""
     elif c.codes is not None:

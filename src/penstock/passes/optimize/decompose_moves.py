@@ -1,5 +1,5 @@
-"""Rewrite TensorFlow's data movement, selection, rounding and boolean reductions as ONNX
-operations, which have compiled kernels or are views::
+"""Rewrite TensorFlow's data movement, selection, rounding, boolean reductions and gradients of
+convolutions for their images as ONNX operations, which have compiled kernels or are views::
 
 SpaceToBatchND(x, [2], [[0, 0]])    becomes    Reshape(Transpose(Reshape(x)))
 """
@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from penstock.core.types import TensorType
+from penstock.core.types import ShapeError, TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.math import nudged
+from penstock.ops.tensorflow.windows import backward_attrs
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import Expansion, dims_and_dtype, replace_nodes
 
@@ -212,4 +213,21 @@ def _rounded(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
     for name, *operands in (*formula, ("Mul", step)):
         x = parts.add(name, [x, *operands])
     parts.finish("Add", [x, low], result)
+    return True
+
+
+@_expresses("Conv2DBackpropInput", "Conv3DBackpropInputV2")
+def _conv_transpose(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
+    x, weights, sizes = inputs
+    (batch, filters, *counts), (rows, each, *window) = [dims_and_dtype(v)[0] for v in (x, weights)]
+    images, channels, *image = dims_and_dtype(result)[0]
+    # What does not match is left to the node's kernel, which reports it.
+    if sizes.const is None or batch != images or filters != rows or channels % max(each, 1):
+        return False
+    try:
+        attrs = backward_attrs(image, window, parts.node.attrs, counts)
+    except ShapeError:
+        return False
+    groups = max(channels // max(each, 1), 1)
+    parts.finish("ConvTranspose", [x, weights], result, **attrs, group=groups)
     return True
