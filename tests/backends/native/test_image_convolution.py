@@ -192,6 +192,14 @@ SHAPES = {
     "lines of a vector of filters": ((1, 16, 7, 45), (16, 16, 3, 3), "<pads = [1, 1, 1, 1]>"),
     "lines wider than the image": ((1, 2, 4, 9), (17, 2, 3, 3), "<pads = [2, 20, 2, 20]>"),
     "parts of long lines": ((2, 2, 3, 1900), (20, 2, 3, 5), "<pads = [1, 2, 1, 2]>"),
+    **{
+        f"{count} of each channel, {taps} taps, stride {stride}": (
+            (1, 40, 2, (count - 1) * stride + 1),
+            (40, 1, 2, taps),
+            f"<group = 40, strides = [1, {stride}], pads = [1, {taps // 2}, 0, {taps // 2}]>",
+        )
+        for count, taps, stride in product((1, 2, 3, 9), (3, 5, 7), (1, 2))
+    },
     "a long signal": ((2, 1, 1507), (32, 1, 7), ""),
     "positions of a long signal": ((2, 16, 700), (33, 16, 1), ""),
 }

@@ -53,7 +53,9 @@ INLINED void add_channels(const sights *x, int64_t column, int64_t count, const 
 /* Each form of `add_channels` is a function: one with all of them would take longer to compile. With short vectors,
    partial vectors are rare, and get one form. */
 #define OF_TAPS(X, number) X(number, 1, 3, CHANNELS) X(number, 2, 3, CHANNELS) X(number, 1, 5, CHANNELS) X(number, 2, 5, CHANNELS)
-#define FORMS_OF_TAPS(X) OF_TAPS(X, 4) OF_TAPS(X, 5) OF_TAPS(X, 6) OF_TAPS(X, 7) OF_TAPS(X, 8)
+#define FORMS_OF_TAPS(X)                                                                           \
+    OF_TAPS(X, 1) OF_TAPS(X, 2) OF_TAPS(X, 3) OF_TAPS(X, 4)                                        \
+    OF_TAPS(X, 5) OF_TAPS(X, 6) OF_TAPS(X, 7) OF_TAPS(X, 8)
 #define OTHERS(X, what) X(8, 0, 0, what) X(4, 0, 0, what) X(1, 0, 0, what)
 #define FORM(positions, stride, taps, what)                                                        \
     static __attribute__((noinline)) int64_t add_##positions##_##stride##_##taps##_##what(         \
@@ -76,8 +78,8 @@ static int64_t add_some(const sights *x, int64_t column, int64_t channels, const
         OTHERS(ADDRESS, CHANNELS) OTHERS(ADDRESS, SOME_CHANNELS)};
     const int64_t tiles = CEIL_DIV(count, TILE), positions = tiles < 2 ? count : CEIL_DIV(count, tiles);
     const int few = channels < LANES, size = few && !BY_WIDTH(1, 0, 0) ? 2 : count >= 8 ? 0 : count >= 4 ? 1 : 2;
-    if (taps && positions >= 4)
-        return forms[positions * 4 - 16 + taps / 5 * 2 + (x->stride != x->apart)](x, column, channels, to);
+    if (taps)
+        return forms[positions * 4 - 4 + taps / 5 * 2 + (x->stride != x->apart)](x, column, channels, to);
     return others[3 * few + size](x, column, channels, to);
 }
 
