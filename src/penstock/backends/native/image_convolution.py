@@ -40,6 +40,8 @@ _LEAST_LINE, _LEAST_WIDE = 24, 9
 # Most elements of a row of taps, with strides more, and of all taps, with one address each; and
 # positions of a line per position that reads padding.
 _MOST_OF_ROW, _MOST_OF_STRIDED, _MOST_ELEMENTS, _PER_END = 24, 40, 192, 16
+# Most channels of single positions that have an address each, with narrow vectors.
+_MOST_OF_POSITION = 64
 _ELEMENTS = np.array([0, 0, 1], np.int64)  # ``even_lines`` for elements with addresses
 # Most channels for which image rows are copied with zero padding, least positions of a line, and
 # least positions per item for which layout copies take less time than a separate step.
@@ -393,15 +395,17 @@ def _has_elements(
     positions of an item."""
     if site.ordered or packing.pairs or len(packing.phases) > 1:
         return False
-    elements = channels * math.prod(packing.shape[2:])
+    elements, lanes = channels * math.prod(packing.shape[2:]), LANES.get(site.library.level, 0)
+    # Tiles of narrow vectors are so small that more must not be done for each of them.
+    if elements == channels <= _MOST_OF_POSITION and lanes < GRAIN and columns.inside:
+        return True
     most = _MOST_OF_ROW if columns.stride == 1 else _MOST_OF_STRIDED
     if channels * columns.most_taps > most or elements > _MOST_ELEMENTS:
         return False
     if columns.results < _LEAST_WIDE + _PER_END * columns.ends:
         return False
     # Overlapping taps of adjacent positions are faster when read together.
-    is_wide = filters > LANES.get(site.library.level, 0)
-    return is_wide or columns.most_taps == 1 or columns.stride > 1
+    return filters > lanes or columns.most_taps == 1 or columns.stride > 1
 
 
 def _copied_positions(

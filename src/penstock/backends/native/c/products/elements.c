@@ -30,7 +30,9 @@ INLINED void multiply_tiles(const float *const *elements, int64_t depth, int64_t
     const int64_t steps[] = {4 * step, 12 * step, 20 * step, 28 * step}, y_step = to.step;
     const float *const bias = moved(to.bias, column);
     const int64_t rest = to.count - column - (vectors - 1) * LANES;
-    const int plain = rest >= LANES && !to.addend && !is_active(&to.activation);
+    const activation *const f = &to.activation;
+    const int clamps = is_active(f), plain = rest >= LANES && !to.addend && !f->slopes && !f->gate;
+    const vector low = (vector){0} + f->low, high = (vector){0} + f->high;
     for (int64_t tile = 0; tile < rows; tile += each) {
         const int64_t row = smaller(tile, rows - each), place = (row - 1) * step;
         const float *of_tile = w + column, *addend = moved(to.addend, row * to.addend_step + column);
@@ -66,6 +68,8 @@ INLINED void multiply_tiles(const float *const *elements, int64_t depth, int64_t
                 }
             }
         EACH(chains - 1, vectors) sums[j] += sums[(r + 1) * vectors + j];
+        if (plain && clamps)
+            EACH(each, vectors) sums[r * vectors + j] = LESSER(high, LARGER(low, sums[r * vectors + j]));
         if (plain) {
             UNROLLED(r, each)
             {
