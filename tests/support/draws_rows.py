@@ -21,7 +21,10 @@ def _reduction(rng: Source, full_name: str) -> Draw:
     extreme = name in ("ReduceMax", "ReduceMin", "ArgMax", "ArgMin")
     whole = WHOLE if extreme or name in ("ReduceMean", "ReduceProd", "ReduceSum") else ()
     dtype = rng.pick(*FLOATS, *FLOATS, *whole, *(CODES if extreme else ()))
-    dtype = np.dtype("int16") if domain and name[:3] != "Arg" else dtype
+    if name.startswith("Arg"):
+        dtype = rng.pick(dtype, dtype, dtype, "int16")
+    elif domain:
+        dtype = "int16"
     dims = rng.dims(rng.integers(1, 5), least=0)
     if rng.chance(0.3):
         dims = (rng.size(5), rng.pick(511, 512, 513, 1030), rng.size(5))

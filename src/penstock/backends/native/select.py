@@ -116,7 +116,7 @@ def without_repeated(site: Site) -> NativeCall | None:
 def max_unpool(site: Site) -> NativeCall | None:
     """MaxUnpool whose indices are those of the result."""
     x, places, y = site.tensor(0), site.tensor(1), site.output()
-    if _size(x) not in (1, 2, 4, 8) or places.dtype != INT64:
+    if _size(x) not in (2, 4, 8) or places.dtype != INT64:
         return None
     if unpooled_shape(x, site.node.attrs) != y.dims:
         return None

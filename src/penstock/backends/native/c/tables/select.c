@@ -181,7 +181,9 @@ struct unpooled {
         return 0;                                                                                 \
     }
 
-OF_SIZES(UNPOOLED)
+UNPOOLED(2, uint16_t)
+UNPOOLED(4, uint32_t)
+UNPOOLED(8, uint64_t)
 
 /* A cache whose entries are replaced from a start on, which each sample has. An item is a row of entries. */
 struct updated {
@@ -212,5 +214,7 @@ CHECKED_ITEMS_OF(updated, updated)
     return 0;
 }
 
-KERNELS(select, KERNELS_OF_SIZES(unpooled, unpooled), KERNEL(updated, updated), KERNEL(triangle, triangle), KERNEL(diagonal, diagonal), KERNELS_OF_SIZES(classes, classes),
-        KERNEL(sequences, sequences), KERNEL(repeated, repeated), KERNEL(by_key, by_key))
+KERNELS(select, KERNEL(unpooled_2, unpooled), KERNEL(unpooled_4, unpooled), KERNEL(unpooled_8, unpooled),
+        KERNEL(updated, updated), KERNEL(triangle, triangle), KERNEL(diagonal, diagonal),
+        KERNELS_OF_SIZES(classes, classes), KERNEL(sequences, sequences), KERNEL(repeated, repeated),
+        KERNEL(by_key, by_key))
