@@ -40,8 +40,9 @@ _LEAST_LINE, _LEAST_WIDE = 24, 9
 # Most elements of a row of taps, with strides more, and of all taps, with one address each; and
 # positions of a line per position that reads padding.
 _MOST_OF_ROW, _MOST_OF_STRIDED, _MOST_ELEMENTS, _PER_END = 24, 40, 192, 16
-# Most channels of single positions that have an address each, with narrow vectors.
-_MOST_OF_POSITION = 64
+# With narrow vectors: most channels of single positions that have an address each; least positions
+# of a line for elements of copies that do, and most such elements per position of a line.
+_MOST_OF_POSITION, _LEAST_OF_ELEMENTS, _PER_POSITION = 64, 14, 12
 _ELEMENTS = np.array([0, 0, 1], np.int64)  # ``even_lines`` for elements with addresses
 # Most channels for which image rows are copied with zero padding, least positions of a line, and
 # least positions per item for which layout copies take less time than a separate step.
@@ -348,7 +349,8 @@ def _of_all_channels(
     lines = None if rounds else _even_lines(site, columns, together, room, x.dims[1], copies)
     any_order = room is not None and room[0] >= _LEAST_OF_COPIES
     if lines is not None:
-        return of_block(min(lines[0], most), 0, *int64s([*lines[1:], 0]))
+        by_element = lines[1] > 0 and _has_copied_elements(site, packing, columns, channels)
+        return of_block(min(lines[0], most), 0, *int64s([*lines[1:], int(by_element)]))
     has_copies = copies and not rounds  # to channels last
     return of_block(*_copied_positions(columns, together, k, most, has_copies))
 
@@ -406,6 +408,15 @@ def _has_elements(
         return False
     # Overlapping taps of adjacent positions are faster when read together.
     return filters > lanes or columns.most_taps == 1 or columns.stride > 1
+
+
+def _has_copied_elements(site: Site, packing: Packing, columns: SeenAxis, channels: int) -> bool:
+    """Whether each element that a position reads in copies of image rows gets an address, which
+    pays off for lines of many positions with narrow vectors. Sums are in another order."""
+    lanes, elements = LANES.get(site.library.level, 0), channels * math.prod(packing.shape[2:])
+    if site.ordered or packing.pairs or lanes == GRAIN or columns.results < _LEAST_OF_ELEMENTS:
+        return False
+    return elements <= min(_PER_POSITION * columns.results, _MOST_ELEMENTS)
 
 
 def _copied_positions(

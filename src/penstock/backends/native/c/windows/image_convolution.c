@@ -23,6 +23,7 @@ enum { LEAST_LINE = 24 };
 /* Elements of a position up to which loads may take longer than the products, and rows of a tile. */
 enum { MOST_FETCHED = 64, MOST_TILE = 16 };
 enum { LEAST_CHANNELS = 8 }; /* of a tap that is a part of its own, where three taps are multiplied at once */
+enum { MOST_ELEMENTS = 192 }; /* of a position, as in image_convolution.py */
 
 /* Whether all positions of an image are evenly spaced. */
 static int is_uniform(const struct image_convolution *a, const steps *x)
@@ -230,6 +231,20 @@ static void multiply_line(const struct image_convolution *a, const phase *f, con
     *kept = (line_elements){kept->addresses, row, at, l->some};
 }
 
+/* The same through copies of image rows padded with zeros, where the first position reads `parts` parts of `depth`
+   elements, whose addresses are `apart` apart. */
+static void multiply_copied_line(const float *const *rows, int64_t apart, int64_t parts, int64_t depth, int64_t step,
+                                 int64_t positions, const float *w, int64_t width, const target *y, int64_t count)
+{
+    const float *elements[MOST_ELEMENTS];
+    for (int64_t part = 0; part < parts; part++)
+        for (int64_t k = 0; k < depth; k++) {
+            const float *const from = rows[part * apart];
+            elements[part * depth + k] = from == zeros ? NULL : from + k;
+        }
+    multiply_elements(elements, parts * depth, step, positions, w, width, y, count);
+}
+
 /* Find for each part (a tap) which positions of a line read the image; return whether some read padding. */
 static int find_ends(const struct image_convolution *a, const phase *f, line_ends *ends)
 {
@@ -250,7 +265,7 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
     const int64_t filters = a->filters, panels = CEIL_DIV(filters, PANEL), phases = phases_of(a);
     const int64_t padded = CEIL_DIV(filters, GRAIN) * GRAIN;
     const int is_copied = a->even && a->even->copies, has_elements = a->even && a->even->elements;
-    const int dense = a->x_steps->channel == 1 && !is_copied;
+    const int dense = a->x_steps->channel == 1 && !is_copied, in_place = has_elements && !is_copied;
     /* Planar results are written to scratch memory, and transposed from there. */
     const int direct = is_direct(a), is_turned = a->y_steps->channel != 1 && !a->addend;
     const activation none = NO_ACTIVATION;
@@ -281,9 +296,9 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
         const float *w = f.weights + (a->twos ? group * width : group * padded + column) * k;
         /* Copies hold one group; addresses are those of the first group. */
         const int64_t channel = group * a->channels, of = dense ? place : item / panels;
-        const view images = {dense && !has_elements ? 0 : channel, a->channels, a->block, rows, copy};
+        const view images = {dense && !in_place ? 0 : channel, a->channels, a->block, rows, copy};
         const int own = !a->pairs && !is_copied && !has_elements && is_product(a, &f), even = own || a->even;
-        const int is_new = of != known && !has_elements;
+        const int is_new = of != known && !in_place;
         if (is_new && even)
             find_lines(a, &f, first, own ? 1 : count, images, is_copied ? &copies : NULL, item + 1);
         else if (is_new)
@@ -303,7 +318,7 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
         const int by_line =
             has_elements || (even && !own && !has_lines) || (direct && !uniform && f.counts[2] >= LEAST_LINE);
         line l = line_of(&f, first, count);
-        if (has_elements && uniform && is_product(a, &f))
+        if (in_place && uniform && is_product(a, &f))
             l.some = count;
         const target all = target_of(a, &f, &l, filter, group * padded + column);
         const target apart = {sums, SUMS_STEP(width), all.bias, NULL, 0, is_turned ? all.activation : none, 0, 0, 0};
@@ -318,8 +333,11 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
             of_line.rows += own ? 0 : even ? number : r;
             of_line.line = even || parts > 1 ? l.some : x.line;
             of_line.first = l.at[2];
-            if (has_elements)
+            if (in_place)
                 multiply_line(a, &f, &l, &images, &kept, w, width, direct ? &to : &part, some);
+            else if (has_elements)
+                multiply_copied_line(rows + number, a->block, parts, depth, step, l.some, w, width,
+                                     direct ? &to : &part, some);
             else if (by_line)
                 multiply_panel(of_line, l.some, w, width, next, direct ? &to : &part, some);
             /* Few channels at a time: writing to many pages in turn takes longer. */

@@ -31,7 +31,8 @@ typedef struct {
 } source;
 
 /* Lines whose inputs are evenly spaced in each part: in the image itself, or, with `copies`, in that many copies of
-   image rows of `columns` columns each. `elements`: each input element of a position has its own address. */
+   image rows of `columns` columns each. `elements`: each input element of a position has its own address, in the image
+   or in the copies. */
 typedef struct {
     int64_t copies, columns, elements;
 } even_lines;
