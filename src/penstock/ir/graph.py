@@ -359,8 +359,9 @@ class Model:
     the compile options that it requests; ``about`` what the file says of its producer and of the
     versions that it uses, as texts by name. ``scopes``: the modules that contain nodes, by the
     nodes' names, separated by slashes, if the file records them separately. ``output_dims``: the
-    declared dims of outputs, only for display, since they are not checked. ``artifact``: the file
-    of a saved session, which has plans for the model.
+    declared dims of outputs, only for display, since they are not checked. ``overridable``: the
+    types of constants that the file declares as inputs, by name. ``artifact``: the file of a saved
+    session, which has plans for the model.
     """
 
     graphs: Mapping[str, Graph]
@@ -377,6 +378,7 @@ class Model:
     about: dict[str, str] = field(default_factory=dict)
     scopes: dict[str, str] = field(default_factory=dict)
     output_dims: dict[str, tuple[int | str | None, ...]] = field(default_factory=dict)
+    overridable: dict[str, Type] = field(default_factory=dict)
     artifact: Any = None
 
     def __repr__(self) -> str:

@@ -64,6 +64,7 @@ def save_session(
         "metadata": model.metadata,
         "about": model.about,
         "aliases": dict(model.aliases),
+        "overridable": [[name, encode_type(type_)] for name, type_ in model.overridable.items()],
         "resizable": model.resizable,
         "signatures": list(model.signatures),
         "checked": model.check_types is not None,

@@ -8,7 +8,9 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+import penstock as ps
 import penstock.compat.onnxruntime as ort
 from tests.compat.test_onnxruntime import BOTH, TEXT, I, X, model
 from tests.support.onnx_text import model_from_text
@@ -47,6 +49,43 @@ def test_run_returns_a_list_in_the_order_asked_for(runtime):
         np.testing.assert_array_equal(j, 2 * I)
     j, y = session.run(["j", "y"], {"x": X.tolist(), "i": I})
     assert y.dtype == np.float32 and j.dtype == np.int64
+
+
+@BOTH
+@pytest.mark.parametrize("ir_version", [3, 9])
+def test_initializers_that_are_inputs_are_overridable_since_version_4(runtime, ir_version):
+    proto = model_from_text(
+        "g (float[N] x, float[K] w, float[2] unread) => (float[N] y) "
+        "<float[2] w = {1, 2}, float[2] unread = {1, 2}> { y = Add(x, w) }"
+    )
+    proto.ir_version = ir_version
+    session = runtime.InferenceSession(proto.SerializeToString())
+    x = np.ones(2, np.float32)
+    assert [port.name for port in session.get_inputs()] == ["x"]
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], [2, 3])
+    if ir_version < 4:
+        assert session.get_overridable_initializers() == []
+        with pytest.raises(Exception, match="Invalid input name"):
+            session.run(None, {"x": x, "w": x})
+        return
+    assert described(session.get_overridable_initializers()) == [
+        ("w", "tensor(float)", ["K"]),
+        ("unread", "tensor(float)", [2]),
+    ]
+    np.testing.assert_array_equal(session.run(None, {"x": x, "w": x})[0], [2, 2])
+    np.testing.assert_array_equal(session.run(None, {"x": x, "unread": x})[0], [2, 3])
+
+
+def test_overridable_initializers_are_known_in_a_saved_session(tmp_path):
+    proto = model_from_text(
+        "g (float[N] x, float[2] w) => (float[N] y) <float[2] w = {1, 2}> { y = Add(x, w) }"
+    )
+    path = str(tmp_path / "model.penstock")
+    ps.compile(proto, cache=False).save(path)
+    session = ort.InferenceSession(path)
+    assert described(session.get_overridable_initializers()) == [("w", "tensor(float)", [2])]
+    x = np.ones(2, np.float32)
+    np.testing.assert_array_equal(session.run(None, {"x": x, "w": x})[0], [2, 2])
 
 
 @BOTH

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import penstock as ps
 from penstock.analysis.verify import verify
 from penstock.core.errors import InvalidModel
 from penstock.core.types import ANY
@@ -110,3 +111,38 @@ def test_nodes_in_a_branch_may_not_hide_values_that_were_made_before() -> None:
     )
     with pytest.raises(InvalidModel, match=r"'h', made by .* hides it"):
         load(proto.SerializeToString())
+
+
+def test_inputs_of_nested_graphs_may_hide_values_around_them() -> None:
+    """The innermost value of a name is the one that is read, as in ONNX Runtime."""
+    body = graph_of(
+        [node("Identity", "c", "go"), node("Mul", "x h", "t")], ("i", "c", "x"), ("go", "t")
+    )
+    proto = model_of(
+        node("Neg", "x", "h"),
+        node("Loop", "n c h", "l", body=body),
+        node("Add", "l x", "y"),
+        initializers=[tensor("n", 2), tensor("c", True)],
+    )
+    model = load(proto.SerializeToString())
+    assert np.array_equal(interpret_model(model, X)[0], -X * -X * -X + X)
+
+
+@pytest.mark.parametrize("ir_version", [3, 8])
+def test_initializer_that_nothing_reads_can_be_fed_if_the_format_lets_it_be_overridden(
+    ir_version: int,
+) -> None:
+    proto = model_of(
+        node("Add", "x w", "y"),
+        inputs=("x", "w", "unread"),
+        initializers=[tensor("w", X), tensor("unread", X)],
+    )
+    proto.ir_version = ir_version
+    session = ps.compile(proto, cache=False)
+    assert [port.name for port in session.inputs] == ["x"]
+    assert np.array_equal(session.run({"x": X, "w": -X})["y"], X - X)
+    if ir_version < 4:
+        with pytest.raises(ps.InvalidInput, match="'unread': the model has no such value"):
+            session.run({"x": X, "unread": X})
+    else:
+        assert np.array_equal(session.run({"x": X, "unread": X})["y"], X + X)

@@ -42,6 +42,7 @@ from penstock.frontends.load import load
 from penstock.frontends.onnx.file import has_external_data
 from penstock.ir.graph import Model
 from penstock.observers.trace import Trace
+from penstock.session.facts import Port
 from penstock.session.session import compile
 
 CPU = "CPUExecutionProvider"
@@ -119,8 +120,8 @@ class InferenceSession:
         return [node_arg(port, declared.get(port.name)) for port in self._session.outputs]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """None are listed: any value of a model may be fed."""
-        return []
+        """Names, dims and types of the initializers that are inputs too, which need not be fed."""
+        return [node_arg(Port(*item)) for item in self._session.model.overridable.items()]
 
     def get_modelmeta(self) -> ModelMetadata:
         """The metadata of the model's file."""
@@ -217,7 +218,7 @@ class InferenceSession:
             if name not in self._outputs:
                 raise InvalidArgument(f"Invalid output name:{name}")
         for name in feeds:
-            if name not in self._inputs:
+            if name not in self._inputs and name not in self._session.model.overridable:
                 raise InvalidArgument(f"Invalid input name: {name}")
         return {name: plain_value(value) for name, value in feeds.items()}
 

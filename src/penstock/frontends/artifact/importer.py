@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.analysis.verify import verify
 from penstock.artifact.container import ArtifactFile, aligned
-from penstock.artifact.decode import decode_graphs
+from penstock.artifact.decode import decode_graphs, decode_type
 from penstock.core.limits import Limits
 from penstock.core.records import cached_property
 from penstock.frontends.common.model_files import open_path
@@ -38,6 +38,7 @@ def load_artifact(
             text += [*texts.keys(), *texts.values()]
         if {*map(type, text)} != {str} or entry not in names:
             raise ValueError("its head has other names than strings, or no entry")
+        overridable = {str(name): decode_type(x) for name, x in head.get("overridable", ())}
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise file.damaged(error) from error
     decoded = _Decoded(file, limits)
@@ -51,6 +52,7 @@ def load_artifact(
         path=path,
         resizable=bool(head.get("resizable")),
         signatures=head["signatures"],
+        overridable=overridable,
         artifact=file,
     )
     if head.get("checked"):

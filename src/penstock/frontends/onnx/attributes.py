@@ -221,6 +221,13 @@ class NameScope:
             scope = scope.parent
         return names
 
+    def is_outer(self, name: str) -> bool:
+        """Return whether an enclosing graph has a value of this name."""
+        scope = self.parent
+        while scope is not None and name not in scope.names:
+            scope = scope.parent
+        return scope is not None
+
     def find(self, name: str) -> Value | None:
         """Return the value of a name; ``None``: an input of a function that a call omits."""
         scope: NameScope | None = self

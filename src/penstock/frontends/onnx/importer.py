@@ -85,6 +85,7 @@ _METADATA = attrgetter("metadata_props")
 _REFERENCE = attrgetter("ref_attr_name")
 # Opsets of domains that a model does not import, as in ONNX Runtime, since exporters forget them.
 _IMPLIED = {MICROSOFT: 1, "ai.onnx.ml": 5}
+_OVERRIDABLE_SINCE = 4  # version of the format
 
 
 class _Importer:
@@ -105,6 +106,7 @@ class _Importer:
         self.bodies: dict[OnnxFunction, tuple[dict[int, np.ndarray | None], Meanings]] = {}
         self.types = InferredTypes()
         self.scopes: dict[str, str] = {}
+        self.overridable: dict[Value, Type] = {}
         self.top = top = NameScope()
         self.names = UniqueNames(lambda: chain(top.names, _names(proto.graph)))
 
@@ -132,6 +134,7 @@ class _Importer:
         diagnostics.raise_collected()
         for call in reversed(self.last_calls):
             call()
+        graph.nodes += self.readers(graph)
         if NCHWC in opsets:
             from penstock.frontends.onnx import nchwc
 
@@ -149,7 +152,21 @@ class _Importer:
             about=self.about(opsets),
             scopes=self.scopes,
             output_dims=self.output_dims(),
+            overridable={value.name: type_ for value, type_ in self.overridable.items()},
         )
+
+    def readers(self, graph: Graph) -> list[Node]:
+        """Return nodes that read the overridable initializers that nothing reads: a graph has the
+        values of its nodes only, and callers may feed these too."""
+        if not self.overridable:
+            return []
+        read = {value for node in graph.walk() for value in node.inputs}.union(graph.outputs)
+        unread = [value for value in self.overridable if value not in read]
+        op, _ = current("Identity")
+        return [
+            Node(op, [value], [Value(self.names.unique(value.name))], origin="the inputs")
+            for value in unread
+        ]
 
     def about(self, opsets: Mapping[str, int]) -> dict[str, str]:
         """Return the file's statements about its producer and its versions."""
@@ -210,10 +227,19 @@ class _Importer:
                 continue
             initial = names.get(info.name) if entry else None
             if initial is not None and initial.const is not None:
-                continue  # an initializer that callers may override
+                # Callers may override it. Before version 4, every initializer is an input.
+                if self.proto.ir_version >= _OVERRIDABLE_SINCE:
+                    self.overridable[initial] = TensorType(initial.const.dtype, initial.const.shape)
+                    with suppress(InvalidModel):  # a declared type that is invalid is not used
+                        self.overridable[initial] = value_type(info.type, entry=True)
+                continue
             # Declared types of the inputs of nested graphs are not trusted but inferred.
             type_ = self.input_type(info, context) if entry else ANY
-            value = names[info.name] = Value(self.name(info.name, context), type_)
+            name = self.name(info.name, context)
+            # ONNX Runtime, too, lets inputs of nested graphs hide values of the graphs around.
+            if not entry and context.scope.is_outer(name):
+                name = self.names.unique(name)
+            value = names[info.name] = Value(name, type_)
             graph.inputs.append(value)
         # Declared types of intermediate values are not read: memory is planned from types, and a
         # wrong one would mean writing beyond a buffer (decision 14).
