@@ -12,6 +12,7 @@ import pytest
 import penstock as ps
 from penstock.core.errors import InvalidModel
 from penstock.frontends.onnx.importer import load_onnx
+from tests.ops.harness import run_ort
 from tests.support.contrib import check_contrib, contrib_model
 from tests.support.random_arrays import normal, uniform_codes, uniform_scales
 
@@ -82,6 +83,34 @@ def test_qattention_matches_onnx_runtime(per_column: bool, dtype: Any, mask: str
     inputs += [MASKS[mask], np.array(120, np.uint8), np.asarray(zero, dtype)]
     check_contrib("QAttention", inputs, {"num_heads": 2}, constants=[1, 2, 3, 4, 6, 7],
                   untyped=False, atol=1e-3)  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("typed", [False, True])
+def test_qattention_with_any_mask_and_past_matches_onnx_runtime(
+    mask: str, past: bool, typed: bool
+) -> None:
+    """The optimizer and then the quantizer of ONNX Runtime write such nodes of a text model, with
+    the ends of rows as mask and without the sizes of the batch."""
+    seen = MASKS[mask]
+    if past and seen is not None:  # four more keys, all of them visible
+        ends = np.array([4, 4, 0, 0][: seen.size], np.int32)
+        more = [(0, 0)] * (seen.ndim - 1) + [(4, 0)]
+        seen = seen + ends if seen.ndim == 1 else np.pad(seen, more, constant_values=1)
+    inputs = [codes(np.uint8, 2, 5, 6), codes(np.int8, 6, 24), draw(24), scales(), scales()]
+    inputs += [seen, np.array(120, np.uint8), np.array(0, np.int8)]
+    inputs += [draw(2, 2, 2, 4, 4)] if past else []
+    attrs = {"num_heads": 2, "unidirectional": int(past)}
+    wanted = run_ort(contrib_model("QAttention", inputs, attrs, outputs=1 + past), inputs)
+    constants = [1, 2, 3, 4, 6, 7]
+    model = contrib_model(
+        "QAttention", inputs, attrs, outputs=1 + past, typed=typed, constants=constants
+    )
+    fed = {f"x{i}": x for i, x in enumerate(inputs) if i in (0, 5, 8) and x is not None}
+    results = ps.compile(model, cache=False).run(fed)
+    for got, want in zip(results.values(), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("mask", ["none", "2d", "3d", "ends"])

@@ -1,7 +1,8 @@
 """Attention of ONNX Runtime, written as ONNX's operations.
 
 Without a cache it is written out as products and a Softmax, with a cache as one node. Nodes with
-masks or features of other kinds stay unchanged, since their operations have kernels.
+masks or features of other kinds stay unchanged, since their operations have kernels; QAttention,
+which has none, becomes MultiHeadAttention of its projections.
 """
 
 from __future__ import annotations
@@ -52,13 +53,17 @@ def attention(b: NodeUpgrade) -> None:
     cached = old is not None and b.outputs[1:] and b.outputs[1] and not _is_special(b)
     if shape is None or not isinstance(shape[-1], int):
         return
-    if not (_is_bias(b, masked) if cached else _is_plain(b, masked, past)):
+    written = _is_bias(b, masked) if cached else _is_plain(b, masked, past)
+    if not written and (b.op != "QAttention" or _is_special(b)):
         return
     total = shape[-1]
     sizes = b.attrs.get("qkv_hidden_sizes") or [total // 3] * 3
     if len(sizes) != 3 or sum(sizes) != total or sizes[0] != sizes[1]:
         raise NodeError(f"projects to {total} features, which are not those of {sizes}")
     projected = list(_projections(b, sizes))
+    if not written:
+        _become_multi_head(b, projected, masked, old)
+        return
     if not cached:
         _become_attention(b, projected, sizes, masked, b.optional(added))
         return
@@ -149,6 +154,21 @@ def _in_heads(b: NodeUpgrade, sizes: Sequence[int]) -> AttrDict:
         "scale": b.attrs.get("scale") or (sizes[0] // heads) ** -0.5,
         "is_causal": b.attrs.get("unidirectional", 0),
     }
+
+
+def _become_multi_head(
+    b: NodeUpgrade, values: Sequence[Value], masked: int, old: Value | None
+) -> None:
+    """Become MultiHeadAttention, whose kernel takes masks of all kinds; ``old``: stacked keys and
+    values of the past."""
+    olds = [None if old is None else b.emit("Gather", [old, i], axis=0) for i in (0, 1)]
+    inputs = [*values, None, b.optional(masked), None, *olds]
+    present = b.outputs[1] if len(b.outputs) > 1 else None
+    presents = [] if present is None else [Value(b.fresh("present")) for _ in olds]
+    if present is not None:
+        b.give([present], "Concat", [b.emit("Unsqueeze", [x, [0]]) for x in presents], {"axis": 0})
+    outputs = [b.outputs[0], *presents]
+    b.emit_final("MultiHeadAttention", inputs, b.attrs, domain=MICROSOFT, outputs=outputs)
 
 
 def _become_attention(
