@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import penstock as ps
@@ -14,6 +15,7 @@ from penstock.core.errors import InvalidModel
 from penstock.frontends.onnx.importer import load_onnx
 from tests.ops.harness import run_ort
 from tests.support.contrib import check_contrib, contrib_model
+from tests.support.onnx_text import model_from_text
 from tests.support.random_arrays import normal, uniform_codes, uniform_scales
 
 rng = np.random.default_rng(0)
@@ -140,3 +142,22 @@ def test_attention_of_sizes_that_are_known_leaves_no_operation_of_onnx_runtime()
 def test_attention_of_heads_that_do_not_fit_is_refused(attrs: Mapping[str, Any]) -> None:
     with pytest.raises(InvalidModel, match="which are not those of"):
         ps.load(contrib_model("Attention", [draw(2, 5, 6), draw(6, 24), draw(24)], attrs))
+
+
+def test_attention_to_embedded_rows_is_written_out_where_batches_have_two_names() -> None:
+    """The ends of rows, which EmbedLayerNormalization counts in its mask, have the batch of ids."""
+    proto = model_from_text(
+        "g (int32[A, B] x0, int32[C, B] x1) => (float[A, B, 8] y) {"
+        "x, ends = com.microsoft.EmbedLayerNormalization (x0, , w, p, , s, s, x1)"
+        "y = com.microsoft.Attention <num_heads = 2> (x, qkv, bias, ends) }"
+    )
+    proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    weights = {"w": (9, 8), "p": (5, 8), "s": (8,), "qkv": (8, 24), "bias": (24,)}
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(draw(*shape), name) for name, shape in weights.items()
+    )
+    assert all(not node.op.domain for node in load_onnx(proto).graph.nodes)
+    ids = rng.integers(0, 9, (2, 5)).astype(np.int32)
+    mask = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], np.int32)
+    got = ps.compile(proto, cache=False).run({"x0": ids, "x1": mask})["y"]
+    np.testing.assert_allclose(got, run_ort(proto, [ids, mask])[0], rtol=1e-4, atol=1e-5)

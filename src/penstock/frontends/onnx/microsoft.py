@@ -468,12 +468,15 @@ def embed_layer_normalization(b: NodeUpgrade) -> None:
     if segments is not None and b.optional(4) is not None:
         terms.append(rows(4, segments))
     if len(b.outputs) > 1 and b.outputs[1] is not None:
+        rows_of_ids = b.emit("Shape", [ids], start=0, end=1)
         if mask is None:
-            rows_of_ids = b.emit("Shape", [ids], start=0, end=1)
             count = b.emit("Expand", [b.constant(0, _INT32), rows_of_ids])
         else:
             ones = b.cast(b.emit("Equal", [mask, b.like(1, mask)]), "int32")
             count = b.emit("ReduceSum", [ones, [1]], keepdims=0)
+            # The dim of the batch, which may have another name in the mask: rules of attention,
+            # which reads this, have to recognize it.
+            count = b.emit("Reshape", [count, rows_of_ids])
         b.give([b.outputs[1]], "Identity", [count])
     parameters = [real(b.input(i), i) for i in (5, 6)]
     _become_normalized(b, "LayerNormalization", terms, parameters, 2)
