@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from onnx.numpy_helper import to_array
 
+import penstock as ps
+from penstock.backends.native import trees
 from penstock.backends.native.backend import NativeBackend
 from penstock.core.types import FLOAT32, STRING, TensorType
+from penstock.ops.onnx_ml.trees import regressor
+from tests.support.contrib import contrib_model
 from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
 from tests.support.tree_models import FEATURES, MODES, Trees, ensemble, rows
 
@@ -118,6 +123,64 @@ def test_tree_regressor_of_many_targets_equals_numpy(targets):
     forest = Trees(rng, 3, 5, ["BRANCH_LT"], False)
     attrs = {**forest.lists, **forest.votes("target", list(range(targets)), True, True)}
     check_trees("TreeEnsembleRegressor", rows(rng, 9), **attrs, n_targets=targets)
+
+
+def chain_of_equalities(values: Sequence[float], missing: Sequence[int], mode: str) -> dict:
+    """A tree whose leaf of weight 1 is reached where a feature has one of the values, the other one
+    elsewhere. Converters of categories write such trees, with one leaf, or subtree, for all."""
+    k = len(values)
+    ends, nexts = [k] * k, [*range(1, k), k + 1]
+    true, false = (ends, nexts) if mode == "BRANCH_EQ" else (nexts, ends)
+    return {
+        "nodes_treeids": [0] * (k + 2),
+        "nodes_nodeids": [*range(k + 2)],
+        "nodes_featureids": [1] * k + [0, 0],
+        "nodes_values": [*values, 0.0, 0.0],
+        "nodes_modes": [mode] * k + ["LEAF"] * 2,
+        "nodes_truenodeids": [*true, 0, 0],
+        "nodes_falsenodeids": [*false, 0, 0],
+        "nodes_missing_value_tracks_true": [*missing, 0, 0],
+        "target_treeids": [0, 0],
+        "target_nodeids": [k, k + 1],
+        "target_ids": [0, 0],
+        "target_weights": [1.0, -1.0],
+    }
+
+
+def session_of(attrs: dict, x: np.ndarray) -> ps.Session:
+    model = contrib_model("TreeEnsembleRegressor", [x], attrs, domain="ai.onnx.ml")
+    return ps.compile(model, backends=["native", "numpy"], cache=False)
+
+
+@pytest.mark.parametrize("mode", ["BRANCH_EQ", "BRANCH_NEQ"])
+@pytest.mark.parametrize(
+    "values", [[7, 3, 8, 4], [5], [2, 2, 1], [np.inf, -np.inf, 0], [1, np.nan]]
+)
+@pytest.mark.parametrize("tracks", [False, True])
+def test_chain_of_equalities_finds_the_values(mode, values, tracks):
+    attrs = chain_of_equalities(values, [int(tracks)] * len(values), mode)
+    special = [np.inf, -np.inf, np.nan, np.nextafter(np.float32(3), np.float32(0)), 3.5]
+    x = np.zeros((16, 2), np.float32)
+    x[:, 1] = [*range(-1, 10), *special]
+    session = session_of(attrs, x)
+    found = np.isin(x[:, 1], np.array(values, np.float32))
+    if mode == "BRANCH_EQ" and tracks:  # NaN differs from all numbers
+        found |= np.isnan(x[:, 1])
+    np.testing.assert_array_equal(session.run({"x0": x})["y0"][:, 0], np.where(found, 1, -1))
+    assert [step.backend for step in session.inspect.plan.steps] == ["native"]
+
+
+def test_chain_of_equalities_is_searched_in_logarithmic_depth():
+    attrs = chain_of_equalities([*range(31)], [0] * 31, "BRANCH_EQ")
+    x = np.zeros((8, 2), np.float32)
+    session = session_of(attrs, x)
+    session.run({"x0": x})
+    packed = trees._pack(regressor(session.inspect.plan.steps[0].node.attrs))
+    assert packed is not None
+    level, depth = packed.roots, 0
+    while (below := np.setdiff1d(packed.nodes["child"][level], level)).size:
+        level, depth = np.union1d(below, below + 1), depth + 1
+    assert depth <= 7  # 63 intervals, and a leaf that several tests lead to
 
 
 def test_trees_that_look_at_absent_features_have_no_compiled_kernel():

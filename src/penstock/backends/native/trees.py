@@ -6,12 +6,15 @@ x > t      x <= t, with the children exchanged; likewise x >= t
 x == t     x <= t, and then x <= the number below t, with the children exchanged
 x != t     x == t, with the children exchanged
 =========  ==========================================================================
+
+A chain of tests x == t, as converters write categories, becomes a search among their thresholds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -43,6 +46,9 @@ class _Packed:
     votes: np.ndarray
     base: np.ndarray | None
 
+
+_Test: TypeAlias = tuple[float, int, int, bool]
+"""a threshold, the places of the passed and of the failed child, and whether NaN passes"""
 
 _READERS: Mapping[str, Callable[..., RunValue]] = {
     "TreeEnsemble": trees.ensemble,
@@ -148,8 +154,11 @@ class _Tests:
         self.feature = np.where(leaf, 0, forest.feature)
         self.threshold[leaf], self.nan_passes[leaf] = np.inf, True
         self.leaf = leaf
-        equality = (mode == trees.EQUAL) | (mode == trees.LESS | trees.GREATER)
-        first = np.flatnonzero(equality & ~leaf)
+        equality = ((mode == trees.EQUAL) | (mode == trees.LESS | trees.GREATER)) & ~leaf
+        chains = self._chains(equality, forest.roots)
+        self._search_chains(chains, below)
+        equality[[node for chain in chains for node in chain]] = False
+        first = np.flatnonzero(equality)
         self._extend(
             threshold=below[first],
             passed=self.failed[first],
@@ -158,19 +167,93 @@ class _Tests:
             feature=self.feature[first],
             leaf=leaf[first],
         )
-        self.passed[first] = len(leaf) + np.arange(len(first))
+        self.passed[first] = len(self.leaf) - len(first) + np.arange(len(first))
+
+    def _chains(self, equality: np.ndarray, roots: np.ndarray) -> list[list[int]]:
+        """Return lists of two or more nodes that compare one feature with numbers for one passed
+        child, each the failed child of the node before it and of no other."""
+        tests = np.flatnonzero(equality & ~np.isnan(self.threshold))
+        if not len(tests):
+            return []
+        inner, after = ~self.leaf, self.failed[tests]
+        reached = np.concatenate([roots, self.passed[inner], self.failed[inner]])
+        follows = np.zeros(len(self.leaf), np.bool_)
+        follows[tests] = np.bincount(reached, minlength=len(self.leaf))[tests] == 1
+        linked = follows[after] & (self.feature[after] == self.feature[tests])
+        linked &= self.passed[after] == self.passed[tests]
+        successors = dict(zip(tests[linked].tolist(), after[linked].tolist(), strict=True))
+        chains = []
+        for first in successors.keys() - {*successors.values()}:
+            chain = [first]
+            while chain[-1] in successors:
+                chain.append(successors[chain[-1]])
+            chains.append(chain)
+        return chains
+
+    def _search_chains(self, chains: Sequence[Sequence[int]], below: np.ndarray) -> None:
+        """Let the first node of each chain begin a search among the thresholds of the chain.
+        ``below``: the numbers before all thresholds."""
+        places: list[int] = []
+        tests: list[_Test] = []
+        features: list[int] = []
+        for chain in chains:
+            nodes = np.array(chain)
+            values, order = np.unique(self.threshold[nodes], return_index=True)
+            thresholds = np.stack([below[nodes[order]], values], axis=1).ravel()
+            ends = int(self.failed[chain[-1]]), int(self.passed[chain[0]])
+            start = len(self.leaf) + len(tests) - len(places)
+            search = _search(thresholds, ends, bool(self.nan_passes[nodes].any()), chain[0], start)
+            places.append(len(tests))
+            tests += search
+            features += [int(self.feature[chain[0]])] * len(search)
+        if not tests:
+            return
+        threshold, passed, failed, nan_passes = map(np.array, zip(*tests, strict=True))
+        firsts = [chain[0] for chain in chains]
+        self.threshold[firsts], self.nan_passes[firsts] = threshold[places], nan_passes[places]
+        self.passed[firsts], self.failed[firsts] = passed[places], failed[places]
+        self._extend(
+            threshold=np.delete(threshold, places),
+            passed=np.delete(passed, places),
+            failed=np.delete(failed, places),
+            nan_passes=np.delete(nan_passes, places),
+            feature=np.delete(np.array(features), places),
+            leaf=np.zeros(len(tests) - len(places), np.bool_),
+        )
 
     def _extend(self, **more: np.ndarray) -> None:
         for name, array in more.items():
             setattr(self, name, np.concatenate([getattr(self, name), array]))
 
 
+def _search(
+    thresholds: np.ndarray, ends: tuple[int, int], nan_passes: bool, first: int, more: int
+) -> list[_Test]:
+    """Return a balanced tree of tests ``x <= threshold``. The intervals between the sorted
+    thresholds lead to ``ends`` in turn, those of failed and of passed tests for equality, and so
+    does NaN. The root has the place ``first``, the others those from ``more`` on."""
+    of_nan = 1 if nan_passes else len(thresholds)
+    tests: list[_Test] = []
+
+    def place(low: int, high: int) -> int:
+        if low == high:
+            return ends[low % 2]
+        own, middle = len(tests), (low + high) // 2
+        tests.append((0.0, 0, 0, False))
+        passed, failed = place(low, middle), place(middle + 1, high)
+        tests[own] = float(thresholds[middle]), passed, failed, low <= of_nan <= middle
+        return more + own - 1 if own else first
+
+    place(0, len(thresholds))
+    return tests
+
+
 def _in_order(tests: _Tests, roots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The nodes one tree after the other, each a level after the other; the places of the roots,
     and the place of each of ``tests``, -1 if no root leads there.
 
-    A node that is the child of several has a place beside the sibling in each, but all but one only
-    lead on to that one.
+    A node that is the child of several has a place beside the sibling in each, and its own children
+    once. A leaf that is, has its votes once: its other places lead on to that one.
     """
     place = np.full(len(tests.leaf), -1)
     level, tree, count = roots, np.arange(len(roots)), 0
@@ -196,10 +279,9 @@ def _in_order(tests: _Tests, roots: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     tests_in_order, tree, child = map(np.concatenate, zip(*levels, strict=True))
     order = np.argsort(tree, kind="stable")
     moved = np.argsort(order)
-    leads_on = child < 0
+    child = child[place[tests_in_order]]  # a node with several places has its children once
     nodes = np.empty(count, _NODE)
-    nodes["threshold"] = np.where(leads_on, np.inf, tests.threshold[tests_in_order])[order]
-    nodes["child"] = moved[np.where(leads_on, place[tests_in_order], child)][order]
-    feature = 2 * tests.feature + tests.nan_passes
-    nodes["feature"] = np.where(leads_on, 1, feature[tests_in_order])[order]
+    nodes["threshold"] = tests.threshold[tests_in_order][order]
+    nodes["child"] = moved[np.where(child < 0, place[tests_in_order], child)][order]
+    nodes["feature"] = (2 * tests.feature + tests.nan_passes)[tests_in_order][order]
     return nodes, moved[: len(roots)].astype(np.int32), np.where(place < 0, -1, moved[place])
