@@ -159,7 +159,11 @@ def hoist_invariants() -> type[Pass]:
     return HoistInvariants
 
 
-@lazy_pass("SequenceInsert")
+def _has_loops(graph: Graph, context: PassContext) -> bool:
+    return True in [op.role is Role.LOOP for op in graph.ops]
+
+
+@lazy_pass("SequenceInsert", "Slice", where=_has_loops)
 def collect_rows() -> type[Pass]:
     from penstock.passes.loops.collect_rows import CollectRows
 

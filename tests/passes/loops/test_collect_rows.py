@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime
 import pytest
+from ai_edge_litert.interpreter import Interpreter
 from bench.nets import Net
 from onnx import TensorProto, helper
 
 import penstock as ps
 from penstock.passes.pipeline import optimize
+from tests.support.tflite_models import model as tflite_model
+from tests.support.tflite_models import subgraph
 
 
 def appended(axis: int, new_axis: int, *, trips: int = 3, position: bool = False, read=False):
@@ -67,3 +70,93 @@ def test_sequence_that_is_more_than_joined_stays(options):
 def test_loop_that_never_runs_keeps_its_sequence():
     model = appended(0, 1, trips=0)
     assert "ConcatFromSequence" in operations(model)
+
+
+_ADD = ("AddOptions", {})
+_INT = {"type": 2}
+_JOIN = ("ConcatenationOptions", {"axis": 0})
+
+
+def written(rows: int = 4, *, trips: int = 4, backward: bool = False, read: bool = False) -> bytes:
+    """A TFLite model whose loop of x -> tanh(x + 0.5) sets a row of a list in each iteration, as
+    the converter writes TensorListSetItem. ``read``: what is added to x comes from the list."""
+    state = {
+        "i": ("int32", []),
+        "k": ("int32", []),
+        "list": ("float32", [rows, 1, 3]),
+        "x": ("float32", [1, 3]),
+    }
+    less = [("LESS", ["i", "limit"], ["more"], None)]
+    bound = {"limit": np.array(trips, np.int32)}
+    constants = {
+        "one": np.array(1, np.int32),
+        "step": np.array(-1 if backward else 1, np.int32),
+        "half": np.float32(0.5),
+        "vector": np.array([1], np.int32),
+        "all": np.full(2, -1, np.int32),
+        "begin": np.zeros(3, np.int32),
+        "zeros": np.zeros(2, np.int32),
+        "rest": np.full(3, -1, np.int32),
+        "row": np.array([1, 1, 3], np.int32),
+    }
+    past = [("GATHER", ["list", "k"], ["past"], None), ("ADD", ["past", "half"], ["by"], _ADD)]
+    body = [
+        ("ADD", ["i", "one"], ["next"], _ADD),
+        ("ADD", ["k", "step"], ["other"], _ADD),
+        ("ADD", ["k", "one"], ["behind"], _ADD),
+        *(past if read else []),
+        ("ADD", ["x", "by" if read else "half"], ["sum"], _ADD),
+        ("TANH", ["sum"], ["y"], None),
+        ("RESHAPE", ["k", "vector"], ["place"], None),
+        ("CONCATENATION", ["place", "all"], ["size"], _JOIN),
+        ("SLICE", ["list", "begin", "size"], ["head"], None),
+        ("RESHAPE", ["behind", "vector"], ["after"], None),
+        ("CONCATENATION", ["after", "zeros"], ["start"], _JOIN),
+        ("SLICE", ["list", "start", "rest"], ["tail"], None),
+        ("RESHAPE", ["y", "row"], ["item"], None),
+        ("CONCATENATION", ["head", "item", "tail"], ["set"], _JOIN),
+    ]
+    whole = dict.fromkeys(("next", "other", "behind", "place", "size", "after", "start"), _INT)
+    loop = ("WhileOptions", {"cond_subgraph_index": 1, "body_subgraph_index": 2})
+    given = {"zero": np.array(0, np.int32), "first": np.array((rows - 1) * backward, np.int32)}
+    run = [("WHILE", ["zero", "first", "old", "x"], ["n", "m", "all", "last"], loop)]
+    return tflite_model(
+        [
+            subgraph(
+                {"old": state["list"], "x": state["x"]}, run, ["all", "last"], given, n=_INT, m=_INT
+            ),
+            subgraph(state, less, ["more"], bound, more={"type": 6}),
+            subgraph(state, body, ["next", "other", "set", "y"], constants, **whole),
+        ]
+    )
+
+
+def litert_answers(file: bytes, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    runner = Interpreter(model_content=file)
+    runner.allocate_tensors()
+    for place in runner.get_input_details():
+        runner.set_tensor(place["index"], feeds[place["name"]])
+    runner.invoke()
+    return {p["name"]: runner.get_tensor(p["index"]) for p in runner.get_output_details()}
+
+
+@pytest.mark.parametrize(
+    ("options", "collected"),
+    [
+        ({}, True),
+        ({"rows": 1, "trips": 1}, True),
+        ({"backward": True}, True),
+        ({"read": True}, False),
+        ({"trips": 3}, False),
+        ({"trips": 3, "backward": True}, False),
+    ],
+)
+def test_rows_that_a_loop_writes_are_collected_where_it_writes_all(options, collected):
+    file, rng = written(**options), np.random.default_rng(1)
+    feeds = {"old": rng.normal(size=(options.get("rows", 4), 1, 3)), "x": rng.normal(size=(1, 3))}
+    feeds = {name: array.astype(np.float32) for name, array in feeds.items()}
+    session = ps.compile(file)
+    out = session.run(feeds)
+    assert ("SLICE_" in session.source) is not collected
+    for name, want in litert_answers(file, feeds).items():
+        np.testing.assert_allclose(out[name], want, rtol=1e-5, atol=1e-6)
