@@ -115,6 +115,11 @@ def test_convert_array_of_the_inputs_dtype_is_not_copied():
         (["a", 1], TensorType(), "'x' takes strings, not 1$"),
         (1.5, TEXT, "'x' takes strings, not 1.5$"),
         (np.ones(2), TEXT, r"'x' must be string, not float64; convert it with .astype"),
+        (
+            np.ones(2),
+            TensorType(np.dtype(np.int8)),
+            r"real numbers, give their codes.*else convert",
+        ),
         ({1: 1.0}, MapType(STRING, FLOAT), "'x' takes strings, not 1$"),
         ({1: 1}, MapType(np.dtype(np.int64), TEXT), "'x' takes strings, not 1$"),
         ({"a": 1}, MapType(np.dtype(np.int64), FLOAT), "'x' is a map whose keys must be integers"),

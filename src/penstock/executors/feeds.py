@@ -90,13 +90,21 @@ def _tensor(name: str, value: RunValue, input_type: TensorType) -> RunValue:
     return array
 
 
+_CODE_BYTES = 2
+"""the largest size of integers that stand for real numbers by a scale"""
+
+
 def _other_dtype(wanted: np.dtype, given: np.dtype) -> str:
     """Return the end of a message on a feed of the wrong dtype, with the conversion to use."""
     name = dtype_name(wanted)
     if given.kind in "UST":
         return f"{name}, not an array of strings; give it numbers"
     target = "str" if wanted == STRING else name
-    return f"{name}, not {given.name}; convert it with .astype({target!r})"
+    remedy = f"convert it with .astype({target!r})"
+    if wanted.kind in "iu" and wanted.itemsize <= _CODE_BYTES and given.kind == "f":
+        codes = "round(x / scale) + zero point (of a TFLite file, session.model.metadata has both)"
+        remedy = f"if it has real numbers, give their codes, {codes}; else {remedy}"
+    return f"{name}, not {given.name}; {remedy}"
 
 
 def _takes_columns(input_type: TensorType) -> bool:

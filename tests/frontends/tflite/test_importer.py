@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -209,3 +210,15 @@ def test_no_transpose_remains_between_the_layers_of_a_network(name: str) -> None
     assert ops.index("Transpose") == 0 and ops.count("Transpose") == 1
     between = ops[ops.index("Conv") + 4 :] if name == "mini_resnet" else ops
     assert ops.count("Reorder") <= 2 and between.count("Reorder") <= 1
+
+
+def test_metadata_has_the_quantization_of_inputs_and_outputs():
+    ports = {"quantization": {"scale": [0.1], "zero_point": [-3]}, "type": 9}
+    result = {"quantization": {"scale": [0.25]}, "type": 9}
+    add = [("ADD", ["x", "r"], ["y"], ("AddOptions", {}))]
+    inputs = {"x": ("int8", [2]), "r": ("int8", [2])}
+    loaded = ps.load(model([subgraph(inputs, add, ["y"], x=ports, r=ports, y=result)]))
+    told = {name: json.loads(text) for name, text in loaded.metadata.items()}
+    scale = float(np.float32(0.1))
+    assert told["quantization of x"] == {"scale": scale, "zero_point": -3}
+    assert told["quantization of y"] == {"scale": 0.25, "zero_point": 0}

@@ -64,6 +64,12 @@ def test_transposed_convolution_of_mediapipe_is_one_of_onnx(padding: int, size: 
     np.testing.assert_allclose(got[0], want[: size[0], : size[1]] + bias, rtol=1e-5, atol=1e-5)
 
 
+def test_operation_of_tensorflow_in_a_file_is_refused_with_what_to_load_instead() -> None:
+    graph = subgraph({"x": ("float32", (2, 2))}, [("CUSTOM:FlexInv", ["x"], ["y"], b"")], ["y"])
+    with pytest.raises(ps.Unsupported, match=r"TensorFlow's Inv, .*SELECT_TF_OPS.*the SavedModel"):
+        ps.compile(model([graph]))
+
+
 def test_custom_operator_of_images_is_known_in_a_process_that_read_no_other(tmp_path: Path) -> None:
     options = np.array([1, 2, 2], np.int32).tobytes()
     custom = ("CUSTOM:Convolution2DTransposeBias", ["x", "k", "b"], ["y"], options)

@@ -162,13 +162,25 @@ class SubgraphImporter:
         return Model(
             {name: graph},
             name,
-            metadata={"description": self.table.description} if self.table.description else {},
+            metadata=self.metadata(graph, [*scope.table.inputs, *(index for index, _ in wanted)]),
             path=path,
             aliases=self.aliases(graph) if entry is None else aliases,
             signatures=keys,
             structure=self.structure(),
             resizable=True,
         )
+
+    def metadata(self, graph: Graph, indices: Sequence[int]) -> dict[str, str]:
+        """Return the description of the file, and as JSON the scales and zero points of quantized
+        inputs and outputs, whose real numbers programs convert to codes and back."""
+        metadata = {"description": self.table.description} if self.table.description else {}
+        for value, index in zip([*graph.inputs, *graph.outputs], indices, strict=True):
+            quantization = self.declared(self.entry, index).quantization
+            if quantization is not None and len(quantization.scales) == 1:
+                (scale,), (point,) = quantization.scale, quantization.zero_points
+                text = f'{{"scale": {scale}, "zero_point": {point}}}'
+                metadata[f"quantization of {value.name}"] = text
+        return metadata
 
     def ports(self, graph: Graph) -> dict[Value, DeclaredTensor]:
         """Return the tensors of the entry's inputs and outputs by their values."""

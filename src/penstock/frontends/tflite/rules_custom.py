@@ -26,6 +26,8 @@ from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW, TFLITE, find
 
 _LEAST_TOLERANCE = 0.1  # below, LiteRT's NumericVerify never fails
+_FLEX = "Flex"
+"""with which the names of TensorFlow's operations in TFLite files begin"""
 
 
 def custom(c: OperatorConversion) -> None:
@@ -33,6 +35,11 @@ def custom(c: OperatorConversion) -> None:
     ``options``."""
     name = c.op.removeprefix("CUSTOM:")
     if find(name, TFLITE) is None:
+        if name.startswith(_FLEX):
+            raise InexpressibleError(
+                f"it is TensorFlow's {name.removeprefix(_FLEX)}, which the converter kept since "
+                "SELECT_TF_OPS allowed it; load the SavedModel from which the file was converted"
+            )
         raise InexpressibleError(f"{NO_KERNEL}; register one with penstock.ops.operator")
     options = c.context.custom_options(c.operator)
     attrs = options_of(options)
