@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
+from penstock.core.types import FLOAT32, ShapeError, TensorType, Type, is_static
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Infer, Types
@@ -38,7 +38,23 @@ def _batched_dims(x: Sequence[int], block: np.ndarray, pads: np.ndarray) -> list
     return dims
 
 
-@array_operator("SpaceToBatchND", infer=sized(_batched_dims, 1, 2), strings=True)
+def _kept_channels(whole: Infer) -> Infer:
+    """``infer`` for a rearrangement of the first axes, whose dims ``whole`` infers from known ones:
+    the dims of the others are known without these."""
+
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        (type_,) = whole(types, attrs, consts)
+        x, sides = tensor(types, 0), tensor(types, 1).shape
+        moved = sides[0] if sides else None
+        if is_static(type_) or x.shape is None or not isinstance(moved, int):
+            return (type_,)
+        axes = min(1 + moved, len(x.shape))
+        return (TensorType(x.dtype, (*[None] * axes, *x.shape[axes:])),)
+
+    return infer
+
+
+@array_operator("SpaceToBatchND", infer=_kept_channels(sized(_batched_dims, 1, 2)), strings=True)
 def space_to_batch(x: np.ndarray, block: np.ndarray, pads: np.ndarray) -> np.ndarray:
     sides = _blocks(block, pads, x.ndim)
     n = len(sides)
@@ -62,7 +78,7 @@ def _unbatched_dims(x: Sequence[int], block: np.ndarray, crops: np.ndarray) -> l
     return dims
 
 
-@array_operator("BatchToSpaceND", infer=sized(_unbatched_dims, 1, 2), strings=True)
+@array_operator("BatchToSpaceND", infer=_kept_channels(sized(_unbatched_dims, 1, 2)), strings=True)
 def batch_to_space(x: np.ndarray, block: np.ndarray, crops: np.ndarray) -> np.ndarray:
     sides = _blocks(block, crops, x.ndim)
     n, size = len(sides), int(np.prod(sides))
