@@ -76,3 +76,22 @@ def test_places_of_maxima_need_the_dims_of_the_image() -> None:
     g.node("MaxPoolWithArgmax", x, name="y", T=Type("float32"), **sizes)
     with pytest.raises(ps.Unsupported, match="the dims of its image are unknown"):
         ps.compile(g.bytes())
+
+
+@pytest.mark.parametrize("rows", [8, -1])
+def test_grouped_convolution_of_a_batch_of_blocks_has_its_groups(rows: int) -> None:
+    """As Keras writes a convolution with groups and dilation, whose paddings depend on a shape."""
+    g = Builder()
+    x, pads = g.placeholder("x", "float32", -1, rows, 1, 6), g.placeholder("pads", "int32", 1, 2)
+    blocks = {"Tblock_shape": Type("int32"), "Tpaddings": Type("int32")}
+    sides = g.const(np.array([2], np.int32))
+    parts = g.node("SpaceToBatchND", x, sides, pads, T=Type("float32"), **blocks)
+    filters = real(1, 1, 2, 9)
+    step = {"strides": [1, 1, 1, 1], "padding": "VALID"}
+    g.node("Conv2D", parts, g.const(filters), name="y", T=Type("float32"), **step)
+    image = real(2, 8, 1, 6)
+    got = ps.compile(g.bytes()).run({"x": image, "pads": np.array([[1, 1]], np.int32)})["y:0"]
+    padded = np.pad(image, [(0, 0), (1, 1), (0, 0), (0, 0)])
+    groups = np.concatenate([padded[:, ::2], padded[:, 1::2]]).reshape(4, 5, 1, 3, 2)
+    want = np.einsum("nhwgc,cgm->nhwgm", groups, filters.reshape(2, 3, 3)).reshape(4, 5, 1, 9)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
