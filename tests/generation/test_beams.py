@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.generation.beams import BeamSearch
 from penstock.generation.generator import Generator
+from penstock.generation.options import GenerationOptions
+from penstock.generation.text_request import TextSource
 from tests.support.decoders import VOCABULARY, decoder_model, reference_logits
 from tests.support.word_texts import PROMPT, generator_of, letter_tokenizer, word_tokenizer
 
@@ -50,9 +53,11 @@ def _searched(
             for token, log in enumerate(change(log_probabilities([*PROMPT, *tokens]), tokens))
         ]
         live = []
-        for score, tokens, token in sorted(every, key=lambda own: -own[0])[: 2 * beams]:
+        ranked = sorted(every, key=lambda own: -own[0])[: (1 + max(len(ends), 1)) * beams]
+        for rank, (score, tokens, token) in enumerate(ranked):
             if token in ends:
-                found.append((score / step, tokens))
+                # As in transformers, an ending counts if it ranks among the beams.
+                found += [(score / step, tokens)] if rank < beams else []
             else:
                 live.append(([*tokens, token], score))
             if len(live) == beams:
@@ -67,7 +72,7 @@ def _searched(
 
 
 @pytest.mark.parametrize("beams", [2, 3])
-@pytest.mark.parametrize("ends", [set(), {49, 6}])
+@pytest.mark.parametrize("ends", [set(), {49, 6}, {*range(0, VOCABULARY, 3)}])
 def test_search_is_that_of_a_search_without_caches(beams: int, ends: set[int]) -> None:
     tokenizer = word_tokenizer(end_ids=sorted(ends))
     with Generator(ps.load(decoder_model("spelled")), tokenizer) as generator:
@@ -76,6 +81,28 @@ def test_search_is_that_of_a_search_without_caches(beams: int, ends: set[int]) -
     tokens, score = _searched(beams, 6, ends)
     assert result.tokens == tokens
     assert abs(result.texts[0].score - score) < 1e-5
+
+
+def test_search_that_stops_early_ends_with_the_first_texts() -> None:
+    ends = {*range(0, VOCABULARY, 4)}
+    tokenizer = word_tokenizer(end_ids=sorted(ends))
+    with Generator(ps.load(decoder_model("spelled")), tokenizer) as generator:
+        steps = {}
+        for early in (True, False, "never"):
+            before = generator.stepper.stats.rows
+            generator.generate(
+                PROMPT, beams=3, max_tokens=12, early_stopping=early, length_penalty=2.0
+            )
+            steps[early] = generator.stepper.stats.rows - before
+        assert steps[True] < steps["never"]
+        assert steps[True] <= steps[False] <= steps["never"]
+
+
+def test_search_without_a_limit_never_stops_early() -> None:
+    source = TextSource("ids", "logits", word_tokenizer(), frozenset([7]), None)
+    options = GenerationOptions(beams=2, early_stopping="never")
+    with pytest.raises(ps.InvalidInput, match="early_stopping='never'"):
+        BeamSearch(source, PROMPT, options, lambda texts, error: None)
 
 
 def test_penalties_are_those_of_each_beam() -> None:

@@ -303,3 +303,23 @@ def test_bias_of_unknown_token_raises() -> None:
 def test_logits_of_float16_are_widened() -> None:
     logits = logits_of(0, 100).astype(np.float16)
     assert TokenSampler(GenerationOptions(), 100).choose(logits, [], 0).token == logits.argmax()
+
+
+def test_last_token_is_a_forced_one_unless_a_grammar_decides() -> None:
+    options = GenerationOptions(forced_end_ids=[4, 900])
+    sampler, logits = TokenSampler(options, 100, last=2), logits_of(0, 100)
+    assert sampler.choose(logits, [1], 1).token == logits.argmax()
+    assert sampler.choose(logits, [1, 5], 2).token == 4
+    mask = np.arange(100) == 9
+    assert sampler.choose(logits, [1, 5], 2, mask).token == 9
+    endless = TokenSampler(GenerationOptions(forced_end_ids=[4], ignore_end=True), 100, last=2)
+    assert endless.choose(logits, [1, 5], 2).token == logits.argmax()
+
+
+def test_repeats_are_impossible_tokens() -> None:
+    logits = logits_of(0, 100)
+    best = int(logits.argmax())
+    sampler = TokenSampler(GenerationOptions(no_repeat_ngram_size=1), 100)
+    # Tokens of the prompt may be beyond those of the model.
+    assert sampler.adjusted(logits, [best, 500], 1)[best] == -np.inf
+    assert sampler.choose(logits, [best, 500], 1).token == int(np.argsort(-logits)[1])

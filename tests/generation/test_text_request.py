@@ -25,6 +25,11 @@ def test_token_that_ends_texts_is_no_part_of_it() -> None:
     assert writer.result.stop is None
 
 
+def test_end_that_the_maximum_forces_is_of_the_length() -> None:
+    assert taken(writer_of(max_tokens=2, forced_end_ids=[7]), [3, 7])[-1] == ("", "length")
+    assert taken(writer_of(max_tokens=3, forced_end_ids=[7]), [3, 7])[-1] == ("", "stop")
+
+
 def test_stop_ids_end_a_text_too() -> None:
     assert taken(writer_of(stop_ids=[4], ignore_end=True), [7, 4]) == [("w7", ""), ("", "stop")]
 

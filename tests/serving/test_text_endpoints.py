@@ -75,6 +75,21 @@ def test_client_gets_the_answer_of_a_chat(client):
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 12)
 
 
+def test_settings_of_the_model_are_those_of_requests_without_them() -> None:
+    model = text_model()
+    model.generator.defaults |= {"temperature": 0.0, "beams": 2, "no_repeat_ngram_size": 1}
+    wanted = model.generator.generate([5, 3, 9], max_tokens=4).text
+    request = {"prompt": [5, 3, 9], "max_tokens": 4}
+    with text_serving(model) as (url, _):
+        _, answer, _ = post(url, "completions", request)
+        assert answer["choices"][0]["text"] == wanted
+        # More texts than beams: they are drawn.
+        status, answer, _ = post(url, "completions", {**request, "temperature": 1, "n": 3})
+        assert (status, len(answer["choices"])) == (200, 3)
+        status, answer, _ = post(url, "completions", {**request, "n": 3})
+        assert (status, answer["error"]["message"]) == (400, "count=3 is more than beams=2")
+
+
 def test_client_gets_the_pieces_of_a_stream(client):
     stream = client.chat.completions.create(
         model="words",

@@ -117,8 +117,10 @@ def _written(generator: Generator, prompts: np.ndarray, count: int) -> list[list
     def read(client: int) -> None:
         try:
             prompt = prompts[client].tolist()
-            # The likeliest tokens, so that no time is that of random numbers.
-            for piece in generator.stream(prompt, max_tokens=count, ignore_end=True):
+            # The likeliest tokens, so that no time is that of random numbers or of a search.
+            for piece in generator.stream(
+                prompt, max_tokens=count, ignore_end=True, temperature=0, beams=1
+            ):
                 times[client] += [time.perf_counter() - begin] * len(piece.tokens)
         except BaseException as error:
             errors.append(error)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.base import MODEL, CompileArguments, command, showing_progress
-from penstock.cli.generators import DRAFT, TOKENIZER, GeneratorOptions, text_options
+from penstock.cli.generators import DRAFT, TEMPERATURE, TOKENIZER, GeneratorOptions, text_options
 from penstock.cli.options import compile_options, gathered
 from penstock.core.errors import Cancelled, InvalidInput
 from penstock.core.types import JsonObject
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 def _choice(
-    temperature: float,
+    temperature: float | None,
     top_p: float | None,
     top_k: int | None,
     max_tokens: int | None,
     seed: int | None,
 ) -> dict[str, object]:
     """The options of generation that the command line has."""
-    names = {"top_p": top_p, "top_k": top_k, "max_tokens": max_tokens, "seed": seed}
-    return {"temperature": temperature, **{n: v for n, v in names.items() if v is not None}}
+    names = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+    return {n: v for n, v in {**names, "max_tokens": max_tokens}.items() if v is not None}
 
 
 # Caches of one text need the least memory, and its pages stay for the next answer.
@@ -150,6 +150,8 @@ def chat(
     with showing_progress("chat", quiet=as_json):
         generator = made.read(model, options)
     asks = sys.stdin.isatty() and not as_json
+    if not {"temperature", "beams"} & {*generator.defaults}:
+        choice = {"temperature": TEMPERATURE, **choice}
     with generator:
         conversation = Conversation(generator, system)
         for said in _said(asks):

@@ -60,13 +60,13 @@ def text_options(function: Decorator) -> Decorator:
     return function
 
 
+TEMPERATURE = 0.7
 _CHOICE = (
     click.option(
         "--temperature",
         type=click.FloatRange(min=0),
-        default=0.7,
-        show_default=True,
-        help="What logits are divided by before a token is drawn; 0 for the likeliest one.",
+        help="What logits are divided by before a token is drawn; 0 for the likeliest one. "
+        f"Default: that in the model's files, or {TEMPERATURE}.",
     ),
     click.option("--top-p", type=float, help="Draw from the likeliest tokens, of this sum."),
     click.option("--top-k", type=int, help="Draw from the N likeliest tokens."),

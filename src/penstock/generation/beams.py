@@ -2,8 +2,9 @@
 
 At each step all continuations of all beams are compared, and the best become beams. Those that end
 are kept as hypotheses, with scores divided by a power of their length. As in ``generate`` of
-Hugging Face's transformers with ``early_stopping=False``, the search ends when no beam can beat the
-worst hypothesis that is kept (Freitag and Al-Onaizan, https://arxiv.org/abs/1702.01806).
+Hugging Face's transformers, whose ``early_stopping`` the options have, the search ends when no beam
+can beat the worst hypothesis that is kept (Freitag and Al-Onaizan,
+https://arxiv.org/abs/1702.01806).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.core.errors import RunError
+from penstock.core.errors import InvalidInput, RunError
 from penstock.core.records import NamedTuple
 from penstock.generation.result import GeneratedText
 from penstock.generation.sampling import (
@@ -65,12 +66,12 @@ class BeamSearch:
         self._found: list[tuple[float, tuple[TokenChoice, ...], str]] = []
         self._beams: list[_Beam] = []
         self._logits: dict[int, np.ndarray] = {}
-        ends = () if options.ignore_end else source.end_ids
-        self._ends = frozenset([*ends, *options.stop_ids])
+        self._ends = source.ends_of(options)
         self._over = False
         self._stop: StopCondition | None = None
-        limits = [options.max_tokens, source.context and source.context - len(prompt)]
-        self._most = min([n for n in limits if n is not None], default=None)
+        self._most = source.most_of(options, len(prompt))
+        if options.early_stopping == "never" and self._most is None:
+            raise InvalidInput("early_stopping='never' compares texts of max_tokens: give it")
 
     def begin(
         self, sequence: StepSequence, grammar: TokenGrammar | None, stop: StopCondition | None
@@ -100,7 +101,7 @@ class BeamSearch:
         """Continue the best beams, once the logits of all are known."""
         logits = [self._logits[i] for i in range(len(self._beams))]
         if self._beams[0].sampler is None:
-            sampler = self.source.sampler(self.options, logits[0].shape[-1])
+            sampler = self.source.sampler(self.options, logits[0].shape[-1], self._most)
             self._beams = [self._beams[0]._replace(sampler=sampler)]
         self._logits = {}
         chosen: list[tuple[float, int, int]] = []
@@ -110,39 +111,52 @@ class BeamSearch:
                 "no beam has a possible next token: logit_bias, min_tokens and a grammar forbid "
                 "all of them"
             )
-        for score, place, token in candidates:
+        length = len(self._beams[0].choices) + 1
+        finish = "length" if length == self._most and self.options.forced_end_ids else "stop"
+        for rank, (score, place, token) in enumerate(candidates):
             beam = self._beams[place]
+            # An ending only counts as a hypothesis if it ranks among the beams.
+            counts = rank < self.options.beams
             if token in self._ends:
-                # An ending only counts as a hypothesis if it ranks among the beams.
-                if len(chosen) < self.options.beams:
-                    self._keep(beam.choices, score, len(beam.choices) + 1, "stop")
+                if counts:
+                    self._keep(beam.choices, score, length, finish)
             elif _completes(beam.grammar, token):
-                if len(chosen) < self.options.beams:
+                if counts:
                     choices = (*beam.choices, self._choice(token, logits[place]))
-                    self._keep(choices, score, len(choices), "stop")
+                    self._keep(choices, score, length, "stop")
             else:
                 chosen.append((score, place, token))
             if len(chosen) == self.options.beams:
                 break
-        length = len(self._beams[0].choices) + 1
         self._continue(chosen, logits)
         finished = not self._beams or length == self._most
         if finished:
             for beam in self._beams:
                 self._keep(beam.choices, beam.score, length, "length")
-        best = max([beam.score for beam in self._beams], default=-inf)
-        if finished or (
-            len(self._found) == self.options.beams
-            and best / length**self.options.length_penalty <= self._found[-1][0]
-        ):
+        if finished or (len(self._found) == self.options.beams and self._is_best(length)):
             self._end(None)
             return
         for place, beam in enumerate(self._beams):
             self._feed(place, beam.tokens[-1:])
 
+    def _is_best(self, length: int) -> bool:
+        """Whether the search ends with the texts that are kept, as many as beams, before those of
+        ``length`` tokens go on."""
+        if self.options.early_stopping is True:
+            return True
+        if self.options.early_stopping == "never" and self.options.length_penalty > 0:
+            assert self._most is not None
+            length = self._most
+        best = max([beam.score for beam in self._beams], default=-inf)
+        return self._scored(best, length) <= self._found[-1][0]
+
+    def _scored(self, score: float, length: int) -> float:
+        """Return the score by which texts of ``length`` tokens are compared."""
+        return float(score / (length + self.source.forced) ** self.options.length_penalty)
+
     def _candidates(self, logits: Sequence[np.ndarray]) -> list[tuple[float, int, int]]:
-        """Return the best continuations, twice as many as beams, since half of them may end."""
-        count, candidates = 2 * self.options.beams, []
+        """Return the best continuations, of each beam one more than tokens that end it."""
+        count, candidates = (1 + max(len(self._ends), 1)) * self.options.beams, []
         for place, (beam, numbers) in enumerate(zip(self._beams, logits, strict=True)):
             assert beam.sampler is not None
             mask = None if beam.grammar is None else beam.grammar.mask()
@@ -188,8 +202,8 @@ class BeamSearch:
         self, choices: tuple[TokenChoice, ...], score: float, length: int, finish: str
     ) -> None:
         """Keep a hypothesis if it is among the best."""
-        scored = score / length**self.options.length_penalty
-        self._found = sorted([*self._found, (scored, choices, finish)], key=lambda own: -own[0])
+        hypothesis = self._scored(score, length), choices, finish
+        self._found = sorted([*self._found, hypothesis], key=lambda own: -own[0])
         del self._found[self.options.beams :]
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core.records import NamedTuple
+from penstock.generation.model_defaults import generation_settings
 from penstock.generation.tokenizer import read_json
 
 if TYPE_CHECKING:
@@ -19,32 +20,30 @@ if TYPE_CHECKING:
 
 _FILES = "generation_config.json", "config.json"
 _TASK = "transcribe"
-_MOST = 512
-"""the most tokens of a text if the model sets no limit, as with relative positions"""
 
 
 class DecoderStart(NamedTuple):
     """The ``tokens`` that texts begin with; the tokens that end them, ``ends``, that they never
-    contain, ``suppressed``, and that may not come first, ``not_first``; and the largest number of
-    tokens, ``most``, unless the model has fewer positions, with its source, ``most_from``. If there
-    are ``languages``, the likeliest of these tokens follows the first one. Without ``tokens``,
-    each request gives the first tokens of its text."""
+    contain, ``suppressed``, and that may not come first, ``not_first``. If there are ``languages``,
+    the likeliest of these tokens follows the first one. The last ``forced`` tokens count as tokens
+    of the text for its length. Without ``tokens``, each request gives the first tokens of its text.
+    """
 
     tokens: Sequence[int]
     ends: Sequence[int] = ()
-    most: int = _MOST
     suppressed: Sequence[int] = ()
     not_first: Sequence[int] = ()
     languages: Sequence[int] = ()
-    most_from: str = "the default of encoder-decoders"
+    forced: int = 0
 
     @classmethod
     def of(cls, folders: Sequence[Path]) -> DecoderStart:
         """Read the start from the files of some folders; earlier folders take precedence."""
-        settings: dict[str, object] = {}
+        every: dict[str, object] = {}
         for path in [folder / name for folder in folders for name in _FILES]:
-            settings = {**read_json(path), **settings}
-        first = _ids(settings.get("decoder_start_token_id")) or _ids(settings.get("bos_token_id"))
+            every = {**read_json(path), **every}
+        first = _ids(every.get("decoder_start_token_id")) or _ids(every.get("bos_token_id"))
+        settings, _ = generation_settings(folders)
         languages = _ids(_values(settings.get("lang_to_id")))
         follow = _ids(settings.get("forced_bos_token_id"))
         plain = _ids(settings.get("no_timestamps_token_id"))
@@ -57,17 +56,13 @@ class DecoderStart(NamedTuple):
             languages = []
             forced = _values(settings.get("forced_decoder_ids"))
             follow = follow or [n for pair in forced for n in _ids(pair)[1:]] or plain
-        words = _values(settings.get("bad_words_ids"))
-        # Words of several tokens would have to be searched in the text; exports have single tokens.
-        never = [n for word in words if len(_ids(word)) == 1 for n in _ids(word)]
         return cls(
             [*first[:1], *follow],
-            _ids(settings.get("eos_token_id")),
-            max(_ids(settings.get("max_length")), default=_MOST),
-            [*_ids(settings.get("suppress_tokens")), *never],
+            _ids(every.get("eos_token_id")),
+            _ids(settings.get("suppress_tokens")),
             _ids(settings.get("begin_suppress_tokens")),
             languages,
-            *(["max_length beside the model"] if _ids(settings.get("max_length")) else []),
+            len(follow) if follow == _ids(settings.get("forced_bos_token_id")) else 0,
         )
 
     def in_language(self, scores: np.ndarray) -> list[int]:

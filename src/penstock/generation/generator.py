@@ -21,13 +21,16 @@ import numpy as np
 
 from penstock.core import Closeable
 from penstock.core.errors import InvalidInput, check_count, wrong_type
+from penstock.generation.decoder_start import DecoderStart
 from penstock.generation.encoder_files import read_halves
 from penstock.generation.job import SharedPrompt, TextJob
+from penstock.generation.model_defaults import default_options, with_defaults
 from penstock.generation.options import MOST_TOKENS, GenerationOptions
 from penstock.generation.result import Generation, TextPiece
 from penstock.generation.sources import (
     ContextLimit,
     context_of,
+    folders_of,
     interface_of,
     tokenizer_of,
     vocabulary_size_of,
@@ -53,6 +56,8 @@ if TYPE_CHECKING:
 
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, object]] | np.ndarray"
 """a text, tokens, messages of a chat, or sound"""
+_MOST_OF_ENCODER_DECODERS = ContextLimit(512, "the default of encoder-decoders")
+"""with relative positions, a model sets no limit"""
 _OF_STEPS = "state", "max_rows", "max_sequences", "cache_bytes"
 
 
@@ -117,21 +122,23 @@ class Generator(Closeable):
         ends = frozenset(self.tokenizer.end_ids)
         known = context_of(stepper.metadata, place)
         limits = [] if known is None else [known]
-        not_first: Sequence[int] = ()
-        suppressed: Sequence[int] = ()
-        if self._encoder is not None:
-            start = self._encoder.start
-            not_first, suppressed = start.not_first, start.suppressed
-            ends = ends.union(start.ends)
-            limits.append(ContextLimit(start.most, start.most_from))
+        encoder = self._encoder
+        start = DecoderStart.of(folders_of(place)) if encoder is None else encoder.start
+        ends = ends.union(start.ends)
+        forced = None if encoder is None else start.forced
+        self.defaults = default_options(folders_of(place), ends, forced)
+        """options of requests that do not give them, from the files beside the model"""
+        if encoder is not None and "max_length" not in self.defaults:
+            limits.append(_MOST_OF_ENCODER_DECODERS)
         if context is not None:
+            self.defaults.pop("max_length", None)
             limits = [ContextLimit(context, "the generator's context")]
         if stepper.max_length is not None:
             limits.append(ContextLimit(stepper.max_length, "the model's table of positions"))
         self._limit = min(limits, key=lambda limit: limit.most, default=None)
         most = None if self._limit is None else self._limit.most
         self._source = TextSource(
-            rows, logits, self.tokenizer, ends, most, not_first, dtype, suppressed
+            rows, logits, self.tokenizer, ends, most, start.not_first, dtype, start.suppressed
         )
         self._template: dict[bool, ChatTemplate] = {}
         self._vocabulary: GrammarVocabulary | None = None
@@ -201,7 +208,7 @@ class Generator(Closeable):
             tools: Tools that the chat template offers to the model.
             options: Fields of ``GenerationOptions``.
         """
-        settings = GenerationOptions(**options)  # type: ignore[arg-type]
+        settings = with_defaults(options, self.defaults)
         stop = StopCondition(timeout, cancel, "the request")
         job = self.begin(self._encoded(prompt, tools), settings, stop, priority)
         self.stepper._drive(lambda: job.done)
@@ -219,7 +226,7 @@ class Generator(Closeable):
     ) -> Iterator[TextPiece]:
         """Generate text as ``generate`` does, with the same arguments, and yield its pieces as soon
         as they are known. Closing the iterator ends the request."""
-        settings = GenerationOptions(**options)  # type: ignore[arg-type]
+        settings = with_defaults(options, self.defaults)
         stop = StopCondition(timeout, cancel, "the request")
         job = self.begin(self._encoded(prompt, tools), settings, stop, priority)
         try:
@@ -245,7 +252,7 @@ class Generator(Closeable):
     ) -> Generation:
         """``generate`` for asyncio, with the same arguments. Cancelling the task ends the
         request."""
-        settings = GenerationOptions(**options)  # type: ignore[arg-type]
+        settings = with_defaults(options, self.defaults)
         stop = StopCondition(timeout, cancel, "the request")
         job = await self.abegin(prompt, settings, stop, priority, tools)
         async for _ in self.pieces([job]):
@@ -263,7 +270,7 @@ class Generator(Closeable):
         **options: object,
     ) -> AsyncIterator[TextPiece]:
         """``stream`` for asyncio, with the same arguments."""
-        settings = GenerationOptions(**options)  # type: ignore[arg-type]
+        settings = with_defaults(options, self.defaults)
         stop = StopCondition(timeout, cancel, "the request")
         job = await self.abegin(prompt, settings, stop, priority, tools)
         async for _, piece in self.pieces([job]):
@@ -356,6 +363,12 @@ class Generator(Closeable):
         elif options.decoder_prompt is not None:
             raise InvalidInput("decoder_prompt: the model has no encoder; put it into the prompt")
         first, limit = [*begun], self._limit
+        forced = 0
+        if self._encoder is not None and not options.decoder_prompt:
+            forced = self._encoder.start.forced
+        options = options.behind(len(first))
+        read = first if self._encoder is None else [] if self._encoder.features else [*tokens]
+        source = self._source._replace(read=read, forced=forced)
         if limit is not None and len(first) >= limit.most:
             raise InvalidInput(
                 f"a prompt of {len(first)} tokens is too long: with its text it may have "
@@ -367,17 +380,17 @@ class Generator(Closeable):
         if options.beams > 1:
             from penstock.generation.beams import BeamSearch
 
-            search = BeamSearch(self._source, first, options, lambda texts, error: None)
+            search = BeamSearch(source, first, options, lambda texts, error: None)
             search.ended = lambda texts, error: job.fail(error) if error else job.end(texts)
             job.abandon = search.close
             search.begin(sequence, grammar, stop)
             return job
-        request = self._request(first, options, 0, grammar)
+        request = self._request(source, first, options, 0, grammar)
         request.sequence = sequence
         job.add(request)
         for index in range(1, options.best_of):
             own = None if grammar is None else grammar.copy()
-            job.add(self._request(first, options, index, own))
+            job.add(self._request(source, first, options, index, own))
         SharedPrompt(job._requests, stop).feed()
         return job
 
@@ -402,12 +415,13 @@ class Generator(Closeable):
 
     def _request(
         self,
+        source: TextSource,
         tokens: Sequence[int],
         options: GenerationOptions,
         index: int,
         grammar: TokenGrammar | None,
     ) -> TextRequest:
-        writer = TextWriter(self._source, tokens, options, index)
+        writer = TextWriter(source, tokens, options, index)
         return TextRequest(writer, tokens, grammar, self._drafts_of_text())
 
     def _drafts_of_text(self) -> Drafts | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 
 from penstock.core.errors import InvalidInput, shortened, wrong_type
-from penstock.core.records import dataclass
+from penstock.core.records import dataclass, replace
 
 GREEDY_BELOW = 1e-5
 """temperatures below this count as 0: quotients of logits would exceed the range of float32"""
@@ -36,6 +36,11 @@ class GenerationOptions:
     """the most generated tokens; None for as many as the model has positions"""
     min_tokens: int = 0
     """the least generated tokens, before which no token ends the text"""
+    max_length: int | None = None
+    """the most tokens of the prompt and the text together, unless ``max_tokens`` is given; of an
+    encoder-decoder, of what its decoder reads and writes"""
+    min_length: int = 0
+    """the least tokens of these together, before which no token ends the text"""
     temperature: float = 0.0
     """the divisor of logits before a token is drawn; 0 chooses the likeliest token"""
     top_k: int | None = None
@@ -52,6 +57,12 @@ class GenerationOptions:
     """subtracted from the logits of tokens of the text, once for each occurrence"""
     logit_bias: Mapping[int, float] | None = None
     """added to the logits of single tokens; minus infinity forbids one"""
+    no_repeat_ngram_size: int = 0
+    """this many tokens in a row, of the prompt or the text, never come again; 0 for no limit"""
+    encoder_no_repeat_ngram_size: int = 0
+    """the text never has this many tokens in a row as its prompt has; 0 for no limit"""
+    bad_words_ids: Sequence[Sequence[int]] = ()
+    """sequences of tokens that the text never has"""
     seed: int | None = None
     """the seed of random numbers; None for a different one in each request"""
     stop: str | Sequence[str] = ()
@@ -60,6 +71,8 @@ class GenerationOptions:
     """tokens that end the text, beside those of the tokenizer"""
     ignore_end: bool = False
     """continue after tokens that end the text, up to ``max_tokens``"""
+    forced_end_ids: Sequence[int] = ()
+    """tokens of which one ends a text that reaches its maximum, unless it has a grammar"""
     logprobs: int | None = None
     """return the log probability of each token, and of this many of the likeliest ones"""
     grammar: str | None = None
@@ -75,6 +88,9 @@ class GenerationOptions:
     """the number of texts that a beam search keeps; 1 for no search"""
     length_penalty: float = 1.0
     """the power of the length that divides the score of a beam; above 0, long texts gain"""
+    early_stopping: bool | str = False
+    """end a beam search once as many texts as beams have ended (True); once no beam can beat them
+    at its length (False), or at the maximum (``"never"``)"""
     best_of: int = 1
     """draw this many texts, at least ``count``, and return the likeliest ``count``"""
     count: int = 1
@@ -87,7 +103,9 @@ class GenerationOptions:
             raise wrong_type("ignore_end", self.ignore_end, "True or False")
         texts = (self.stop,) if isinstance(self.stop, str) else self.stop
         object.__setattr__(self, "stop", _texts("stop", texts))
-        object.__setattr__(self, "stop_ids", _token_ids("stop_ids", self.stop_ids))
+        for name in ("stop_ids", "forced_end_ids"):
+            object.__setattr__(self, name, _token_ids(name, getattr(self, name)))
+        object.__setattr__(self, "bad_words_ids", _words(self.bad_words_ids))
         if not isinstance(self.decoder_prompt, str | None):
             tokens = _token_ids("decoder_prompt", self.decoder_prompt)
             object.__setattr__(self, "decoder_prompt", tokens)
@@ -114,7 +132,10 @@ class GenerationOptions:
     def _check_counts(self) -> None:
         if self.max_tokens is not None:
             _whole("max_tokens", self.max_tokens, 1, MOST_TOKENS)
-        _whole("min_tokens", self.min_tokens, 0, MOST_TOKENS)
+        if self.max_length is not None:
+            _whole("max_length", self.max_length, 1, MOST_TOKENS)
+        for name in ("min_tokens", "min_length", *_NGRAMS):
+            _whole(name, getattr(self, name), 0, MOST_TOKENS)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidInput(
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}"
@@ -127,6 +148,9 @@ class GenerationOptions:
             _whole("logprobs", self.logprobs, 0, MOST_LOGPROBS)
         for name in ("beams", "best_of", "count"):
             _whole(name, getattr(self, name), 1, MOST_TEXTS)
+        if self.early_stopping not in (True, False, "never"):
+            given = shortened(repr(self.early_stopping))
+            raise InvalidInput(f"early_stopping={given}: True, False or 'never' is needed")
         if self.beams > 1:
             self._check_beams()
         elif self.best_of == 1:
@@ -158,7 +182,25 @@ class GenerationOptions:
                 return name, text
         return None
 
+    def behind(self, prompt: int) -> GenerationOptions:
+        """Return the options with ``max_tokens`` and ``min_tokens`` of a text behind ``prompt``
+        tokens. Raises ``InvalidInput`` for a longer prompt than ``max_length``."""
+        most = self.max_tokens
+        if most is None and self.max_length is not None:
+            if prompt >= self.max_length:
+                raise InvalidInput(
+                    f"a prompt of {prompt} tokens is too long: with its text it may have "
+                    f"max_length={self.max_length}; give max_tokens"
+                )
+            most = self.max_length - prompt
+        least = max(self.min_tokens, self.min_length - prompt)
+        least = least if most is None else min(least, most)
+        if (most, least) == (self.max_tokens, self.min_tokens):
+            return self
+        return replace(self, max_tokens=most, min_tokens=least)
 
+
+_NGRAMS = "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"
 CONSTRAINTS = ("grammar", "json_schema", "regex")
 """options that constrain the form of a text"""
 
@@ -208,6 +250,15 @@ def _token_ids(option: str, value: object) -> tuple[int, ...]:
     for token in value:
         _whole(option, token, 0, MOST_TOKENS)
     return tuple([int(token) for token in value])
+
+
+def _words(value: object) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise wrong_type("bad_words_ids", value, "a sequence of sequences of tokens")
+    words = tuple([_token_ids("bad_words_ids", word) for word in value])
+    if () in words:
+        raise InvalidInput("bad_words_ids has a word without tokens: remove it")
+    return words
 
 
 def _biases(value: object) -> dict[int, float]:

@@ -2,8 +2,8 @@
 
 The filters and their order are those of ``generate`` of Hugging Face's transformers::
 
-    logits ─ bias ─ penalties ─ mask ─ temperature ─ top-k ─ top-p ─ min-p ─ draw
-             └───── on a copy, if there are any ───┘ └─ on candidates only ─┘
+    logits ─ bias ─ penalties ─ repeats ─ mask ─ temperature ─ top-k ─ top-p ─ min-p ─ draw
+             └────── on a copy, if there are any ────────┘ └─── on candidates only ─┘
 
 A vocabulary has 150,000 tokens, and filters leave a few hundred, so the tokens are never sorted as
 a whole. One pass computes the maxima of many parts of the vocabulary. At least ``n`` logits are at
@@ -22,6 +22,7 @@ import numpy as np
 
 from penstock.core.errors import InvalidInput, RunError
 from penstock.core.records import NamedTuple, cached_property
+from penstock.generation.repeats import ForbiddenRepeats
 
 if TYPE_CHECKING:
     from penstock.generation.options import GenerationOptions
@@ -53,7 +54,8 @@ class TokenSampler:
     index of the text in its request.
 
     ``end_ids`` cannot be chosen before ``min_tokens`` of the options are generated, and
-    ``not_first`` before any token is.
+    ``not_first`` before any token is. ``read`` are the tokens of the prompt that the text shall not
+    repeat, ``last`` the index of the last token, if there is a limit.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class TokenSampler:
         *,
         end_ids: Sequence[int] = (),
         not_first: Sequence[int] = (),
+        read: Sequence[int] = (),
+        last: int | None = None,
         index: int = 0,
     ) -> None:
         self.options = options
@@ -79,6 +83,10 @@ class TokenSampler:
         self._ends = np.array(sorted(ends), np.intp)
         self._not_first = np.array([n for n in not_first if n < vocabulary_size], np.intp)
         self._penalties = _Penalties(options, vocabulary_size)
+        self._repeats = ForbiddenRepeats(options, read)
+        forced = () if options.ignore_end else options.forced_end_ids
+        self._forced = np.array([n for n in forced if n < vocabulary_size], np.intp)
+        self._last = last if self._forced.size else None
         self._entropy = None if options.seed is None else [options.seed, index]
         self._wants_logprob = (
             options.logprobs is not None or options.best_of > options.count or options.beams > 1
@@ -139,8 +147,14 @@ class TokenSampler:
             scores[self._bias_ids] += self._biases
         if self._penalties.any:
             self._penalties.apply(scores, tokens, generated)
+        if self._repeats.any:
+            repeats = self._repeats.after(tokens)
+            scores[repeats[repeats < self.size]] = -np.inf
         if generated < self.options.min_tokens:
             scores[self._ends] = -np.inf
+        if generated == self._last and mask is None:
+            scores[:] = -np.inf
+            scores[self._forced] = 0
         if not generated:
             scores[self._not_first] = -np.inf
         if mask is not None:
@@ -158,7 +172,9 @@ class TokenSampler:
     def _changes(self, generated: int) -> bool:
         early = generated < self.options.min_tokens and self._ends.size > 0
         early = early or (not generated and self._not_first.size > 0)
-        return early or self._bias_ids.size > 0 or self._penalties.any
+        last = generated == self._last
+        always = self._bias_ids.size > 0 or self._penalties.any or self._repeats.any
+        return early or last or always
 
     def _allowed(self, mask: np.ndarray) -> np.ndarray:
         """Return the mask as a boolean for each token."""

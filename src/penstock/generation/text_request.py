@@ -36,7 +36,9 @@ class TextSource(NamedTuple):
     """A model's settings for text: the names of the input of tokens and of the output of logits,
     the tokenizer, the tokens that end a text, and the most tokens of a text with its prompt (None
     if unknown); the tokens that may not come first, the dtype of tokens, and the tokens that are
-    never chosen unless a request has a bias for them.
+    never chosen unless a request has a bias for them. Of one request: the tokens of its prompt,
+    ``read``, and the number of tokens at the end of the decoder's first ones that count as tokens
+    of the text, ``forced``.
     """
 
     rows: str
@@ -47,19 +49,40 @@ class TextSource(NamedTuple):
     not_first: Sequence[int] = ()
     dtype: np.dtype = INT64
     suppressed: Sequence[int] = ()
+    read: Sequence[int] = ()
+    forced: int = 0
 
     def rows_of(self, tokens: Sequence[int]) -> dict[str, np.ndarray]:
         """Return the feeds of some tokens."""
         return {self.rows: np.array([tokens], self.dtype)}
 
-    def sampler(self, options: GenerationOptions, size: int, index: int = 0) -> TokenSampler:
-        """Return the sampler of tokens for ``size`` logits."""
+    def ends_of(self, options: GenerationOptions) -> frozenset[int]:
+        """Return the tokens that end a text of a request."""
+        return frozenset([*(() if options.ignore_end else self.end_ids), *options.stop_ids])
+
+    def most_of(self, options: GenerationOptions, prompt: int) -> int | None:
+        """Return the most tokens of a text behind ``prompt`` tokens, or None without a limit."""
+        limits = [options.max_tokens, None if self.context is None else self.context - prompt]
+        return min([n for n in limits if n is not None], default=None)
+
+    def sampler(
+        self, options: GenerationOptions, size: int, most: int | None, index: int = 0
+    ) -> TokenSampler:
+        """Return the sampler of tokens for ``size`` logits, of a text of ``most`` tokens."""
         ends = sorted(self.end_ids)
         # Files may list more tokens than the model has.
         never = {token: -inf for token in self.suppressed if token < size}
         if never:
             options = replace(options, logit_bias={**never, **(options.logit_bias or {})})
-        return TokenSampler(options, size, end_ids=ends, not_first=self.not_first, index=index)
+        return TokenSampler(
+            options,
+            size,
+            end_ids=ends,
+            not_first=self.not_first,
+            read=self.read,
+            last=None if most is None else most - 1,
+            index=index,
+        )
 
 
 class TextWriter:
@@ -72,23 +95,22 @@ class TextWriter:
         self.result = GeneratedText()
         self._stream = TextStream(source.tokenizer, [*prompt[-_BEFORE:]])
         self._stops = StopTexts(options.stop)
-        ends = () if options.ignore_end else source.end_ids
-        self._ends = frozenset([*ends, *options.stop_ids])
-        room = None if source.context is None else source.context - len(prompt)
-        limits = [n for n in (options.max_tokens, room) if n is not None]
-        self._most = min(limits) if limits else None
+        self._ends = source.ends_of(options)
+        self.most = source.most_of(options, len(prompt))
 
     @property
     def left(self) -> int | None:
         """The number of tokens that the text may still have, or None without a limit."""
-        return None if self._most is None else self._most - len(self.result.tokens)
+        return None if self.most is None else self.most - len(self.result.tokens)
 
     def take(self, choice: TokenChoice, complete: bool = False) -> TextPiece:
         """Return the piece of text of a token; it is the last one if the text ends. ``complete``:
         the grammar of the text allows nothing after the token."""
         result, token = self.result, choice.token
         if token in self._ends:
-            return self._finished("stop", "", ())
+            # The maximum may have forced it.
+            cut = self.left == 1 and token in self.options.forced_end_ids
+            return self._finished("length" if cut else "stop", "", ())
         result.tokens.append(token)
         logprobs: list[TokenLogprob] = []
         if self.options.logprobs is not None:
@@ -100,7 +122,7 @@ class TextWriter:
             return self._finished("stop", text, [token], logprobs)
         if complete:
             return self._finished("stop", text, [token], logprobs)
-        if self._most is not None and len(result.tokens) >= self._most:
+        if self.most is not None and len(result.tokens) >= self.most:
             return self._finished("length", text, [token], logprobs)
         result.text += text
         return TextPiece(text, [token], self.index, "", logprobs)
@@ -161,7 +183,8 @@ class TextRequest:
         """Choose the next token and add it to the text."""
         if self._sampler is None:
             options, index = self.writer.options, self.writer.index
-            self._sampler = self.writer.source.sampler(options, logits.shape[-1], index)
+            most = self.writer.most
+            self._sampler = self.writer.source.sampler(options, logits.shape[-1], most, index)
         mask = None if self.grammar is None else self.grammar.mask()
         generated = len(self.writer.result.tokens)
         choice = self._sampler.choose(logits, self.tokens, generated, mask)

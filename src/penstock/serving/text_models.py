@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.core.errors import Cancelled, DeadlineExceeded, QueueFull, check_count
 from penstock.core.records import dataclass, field
+from penstock.generation.model_defaults import with_defaults
 from penstock.host.stop_condition import StopCondition
 from penstock.serving.histogram import Histogram
 from penstock.serving.repository import UnknownModel
-from penstock.serving.text_protocol import FieldError, TextAsked, check_tokens
+from penstock.serving.text_protocol import DEFAULT_TEMPERATURE, FieldError, TextAsked, check_tokens
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -206,12 +207,14 @@ class TextModel:
         # Before the queue, so that an invalid prompt is refused at once, and a long one is
         # tokenized while others run.
         begin, stop = monotonic(), StopCondition(timeout, None, "the request")
+        defaults = {"temperature": DEFAULT_TEMPERATURE, **self.generator.defaults}
+        options = with_defaults(asked.given, defaults)
         prompts = await self._tokens(asked)
         self.counts.queued += 1
         left = max(stop.seconds_left or 0.0, 0.0)
         try:
             inside = await self.admission.enter(
-                len(prompts) * asked.options.best_of * asked.options.beams, priority, left
+                len(prompts) * options.best_of * options.beams, priority, left
             )
         except QueueFull:
             self.counts.refused += 1
@@ -224,7 +227,7 @@ class TextModel:
             for tokens in prompts:
                 # One by one: if one is rejected or too late, those already started are ended.
                 stop.check()
-                jobs.append(await self.generator.abegin(tokens, asked.options, stop, priority))
+                jobs.append(await self.generator.abegin(tokens, options, stop, priority))
             run = TextRun(self, asked, jobs)
             run.begin = begin
             try:

@@ -21,6 +21,8 @@ MOST_TEXTS = 2048
 """the maximum number of texts in an embeddings request, or texts to generate in a completions
 request"""
 _MOST_LOGPROBS = 20
+DEFAULT_TEMPERATURE = 1.0
+"""of requests that give none, if the model's files do not either"""
 _COMPLETION_TOKENS = 16
 """the default maximum number of tokens of a completion"""
 
@@ -46,7 +48,8 @@ class FieldError(InvalidInput):
 
 @dataclass(frozen=True)
 class TextAsked:
-    """A request for texts. For a chat, the single prompt is its list of messages. ``variables`` are
+    """A request for texts. For a chat, the single prompt is its list of messages. ``given`` are the
+    options that the request gives, which those of the model's files complete. ``variables`` are
     variables of the chat template, ``timeout`` is in seconds."""
 
     model: str | None
@@ -58,6 +61,7 @@ class TextAsked:
     tools: Sequence[Mapping[str, object]] | None = None
     variables: Mapping[str, object] = field(default_factory=dict)
     timeout: float | None = None
+    given: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,8 @@ def decode_text_request(document: object, is_chat: bool) -> TextAsked:
     else:
         prompts, tools, variables = _prompts("prompt", fields.take("prompt")), None, {}
         _of_completions(fields, given)
-    options = _checked(given)
+    values = {option: value for option, (_, value) in given.items()}
+    options = _checked({"temperature": ("temperature", DEFAULT_TEMPERATURE), **given})
     fields.end()
     if len(prompts) * options.best_of > MOST_TEXTS:
         raise FieldError(
@@ -184,7 +189,7 @@ def decode_text_request(document: object, is_chat: bool) -> TextAsked:
             f"of {MOST_TEXTS} texts",
         )
     return TextAsked(
-        model, prompts, options, is_chat, stream, with_usage, tools, variables, timeout
+        model, prompts, options, is_chat, stream, with_usage, tools, variables, timeout, values
     )
 
 
@@ -203,8 +208,7 @@ def _options(fields: _Fields) -> dict[str, tuple[str, object]]:
         add(name, name, fields.take(name))
     for name, option in (_NAMED | _GUIDED).items():
         add(option, name, fields.take(name))
-    temperature = fields.take("temperature")
-    add("temperature", "temperature", 1.0 if temperature is None else temperature)
+    add("temperature", "temperature", fields.take("temperature"))
     # Clients of other servers send -1 for none.
     top_k, seed = fields.whole("top_k"), fields.whole("seed")
     add("top_k", "top_k", 0 if top_k == -1 else top_k)
