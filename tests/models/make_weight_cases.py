@@ -40,6 +40,24 @@ _BASE = {
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _PHI = {key: x for key, x in _BASE.items() if key != "head_dim"} | {"hidden_size": 32}
 _ENCODER = {key: x for key, x in _BASE.items() if key not in ("head_dim", "num_key_value_heads")}
+_DEBERTA = {
+    "relative_attention": True,
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "pos_att_type": ["p2c", "c2p"],
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_buckets": 4,
+    "max_position_embeddings": 10,
+}
+_OWN = {
+    "share_att_key": False,
+    "norm_rel_ebd": "none",
+    "type_vocab_size": 2,
+    "position_biased_input": True,
+    "embedding_size": 16,
+    "max_position_embeddings": 12,
+}
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _SCALED = {"rope_theta": 10_000.0, "original_max_position_embeddings": 8}
 _LONG = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0]}
@@ -106,7 +124,26 @@ CASES = {
         "distilbert",
         {"vocab_size": 40, "dim": 24, "hidden_dim": 40, "n_layers": 2, "n_heads": 4},
     ),
+    "electra": ("electra", _ENCODER | {"embedding_size": 16}),
+    "albert": ("albert", _ENCODER | {"embedding_size": 16, "num_hidden_layers": 3}),
+    "albert_groups": ("albert", _ENCODER | {"embedding_size": 24, "num_hidden_groups": 2}),
+    "mpnet": ("mpnet", _ENCODER | {"pad_token_id": 1}),
+    "deberta": ("deberta-v2", _ENCODER | _DEBERTA),
+    "deberta_own": ("deberta-v2", _ENCODER | _DEBERTA | _OWN),
+    "deberta_keys": (
+        "deberta-v2",
+        _ENCODER | _DEBERTA | {"position_buckets": -1, "pos_att_type": ["c2p"]},
+    ),
+    "modernbert": ("modernbert", _ENCODER | {"num_hidden_layers": 4, "local_attention": 8}),
+    "modernbert_biases": (
+        "modernbert",
+        _ENCODER | dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias"), True),
+    ),
 }
+ENCODERS = (
+    *("bert", "roberta", "distilbert", "electra", "albert", "mpnet", "deberta-v2"),
+    "modernbert",
+)
 
 
 def main() -> None:
@@ -125,7 +162,7 @@ def main() -> None:
 
 def _case(model_type: str, settings: dict[str, object]) -> dict[str, object]:
     config = transformers.AutoConfig.for_model(model_type, **settings)
-    is_encoder = model_type in ("bert", "roberta", "distilbert")
+    is_encoder = model_type in ENCODERS
     kind = transformers.AutoModel if is_encoder else transformers.AutoModelForCausalLM
     with tempfile.TemporaryDirectory() as folder:
         kind.from_config(config).save_pretrained(folder)
@@ -140,9 +177,9 @@ def _case(model_type: str, settings: dict[str, object]) -> dict[str, object]:
     inputs = {"input_ids": ids}
     if is_encoder:
         inputs["attention_mask"] = np.array([[1] * 12, [1] * 7 + [0] * 5])
-        if model_type == "roberta":
+        if model_type in ("roberta", "mpnet"):
             ids[1, 7:] = 1
-        if model_type == "bert":
+        if getattr(config, "type_vocab_size", 1) > 1 and model_type != "mpnet":
             inputs["token_type_ids"] = np.array([[0] * 6 + [1] * 6] * 2)
     with torch.no_grad():
         result = model(**{key: torch.tensor(x) for key, x in inputs.items()})

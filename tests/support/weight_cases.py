@@ -64,6 +64,10 @@ class WeightCase:
         return str(self.config["model_type"])
 
     @property
+    def is_encoder(self) -> bool:
+        return "attention_mask" in self.inputs
+
+    @property
     def weights(self) -> dict[str, np.ndarray]:
         return weights_of(self.shapes, offset=self.model_type.startswith("gemma"))
 

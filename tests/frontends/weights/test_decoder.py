@@ -11,8 +11,7 @@ import pytest
 import penstock as ps
 from tests.support.weight_cases import WeightCase, cases
 
-ENCODERS = ("bert", "roberta", "distilbert")
-CASES = {name: case for name, case in cases().items() if name not in ENCODERS}
+CASES = {name: case for name, case in cases().items() if not case.is_encoder}
 
 
 def logits(session: ps.Session, case: WeightCase, steps: Sequence[int]) -> np.ndarray:

@@ -38,7 +38,7 @@ def write_decoder(store: TensorStore, config: DecoderConfiguration) -> ModelWrit
     for rotary in config.rotaries:
         if rotary is not None and id(rotary) not in angles:
             b.section("rotary")
-            angles[id(rotary)] = _angles(b, positions, rotary)
+            angles[id(rotary)] = rotary_angles(b, positions, rotary)
     b.section("embedding")
     x = b.embedding(ids, "token_embd", config.width)
     if config.embedding_scale != 1:
@@ -95,7 +95,8 @@ def head(b: ModelWriter, x: Value, width: int, tied: bool) -> Value:
     return b.linear(x, role, width, b.store.shape(f"{role}.weight")[0])
 
 
-def _angles(b: ModelWriter, positions: Value, rotary: Rotary) -> tuple[Value, Value]:
+def rotary_angles(b: ModelWriter, positions: Value, rotary: Rotary) -> tuple[Value, Value]:
+    """Return cosines and sines [batch, rows, pairs] of the angles at positions [batch, rows]."""
     frequencies = b.constant(rotary.frequencies)
     if rotary.long_frequencies is not None:
         b.metadata[LONG_FROM] = str(rotary.original)

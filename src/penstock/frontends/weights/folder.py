@@ -18,6 +18,11 @@ from penstock.frontends.weights.configuration import EXPORT, FAMILIES, decoder_c
 from penstock.frontends.weights.decoder import write_decoder
 from penstock.frontends.weights.encoder import ENCODERS, encoder_configuration, write_encoder
 from penstock.frontends.weights.gpt2 import gpt2_configuration, write_gpt2
+from penstock.frontends.weights.modern_encoder import (
+    MODERN_ENCODER,
+    modern_configuration,
+    write_modern_encoder,
+)
 from penstock.frontends.weights.names import file_names
 from penstock.frontends.weights.settings import Settings, unsupported
 from penstock.frontends.weights.tensors import PLAIN, StoredTensor, TensorStore
@@ -80,7 +85,9 @@ def _writer(settings: Settings, model_type: str) -> Callable[[TensorStore], Mode
         return partial(write_gpt2, config=gpt2_configuration(settings))
     if model_type in ENCODERS:
         return partial(write_encoder, config=encoder_configuration(settings, model_type))
-    known = ", ".join(sorted([*FAMILIES, "gpt2", *ENCODERS]))
+    if model_type == MODERN_ENCODER:
+        return partial(write_modern_encoder, config=modern_configuration(settings))
+    known = ", ".join(sorted([*FAMILIES, "gpt2", *ENCODERS, MODERN_ENCODER]))
     advice = f"graphs of {known} are made from weights; {EXPORT}"
     raise unsupported(f"model_type {quoted(model_type)}", advice, settings.label)
 

@@ -63,6 +63,45 @@ _DISTILBERT = _BERT | {
     "ffn_down": "ffn.lin2",
     "layer_output_norm": "output_layer_norm",
 }
+_ELECTRA = _BERT | {"token_embd_wide": "embeddings_project"}
+_ALBERT = _BERT | {
+    "token_embd_wide": "encoder.embedding_hidden_mapping_in",
+    "attn_q": "albert_layers.0.attention.query",
+    "attn_k": "albert_layers.0.attention.key",
+    "attn_v": "albert_layers.0.attention.value",
+    "attn_output": "albert_layers.0.attention.dense",
+    "attn_output_norm": "albert_layers.0.attention.LayerNorm",
+    "ffn_up": "albert_layers.0.ffn",
+    "ffn_down": "albert_layers.0.ffn_output",
+    "layer_output_norm": "albert_layers.0.full_layer_layer_norm",
+}
+_MPNET = _BERT | {
+    **{f"attn_{x}": f"attention.attn.{x}" for x in "qkv"},
+    "attn_output": "attention.attn.o",
+    "attn_output_norm": "attention.LayerNorm",
+    "relative_positions": "encoder.relative_attention_bias",
+}
+_MODERN = {
+    "token_embd": "embeddings.tok_embeddings",
+    "token_embd_norm": "embeddings.norm",
+    "output_norm": "final_norm",
+    "attn_norm": "attn_norm",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.Wo",
+    "ffn_norm": "mlp_norm",
+    "ffn_up": "mlp.Wi",
+    "ffn_down": "mlp.Wo",
+}
+_DEBERTA = _BERT | {
+    "token_embd_wide": "embeddings.embed_proj",
+    "relative_positions": "encoder.rel_embeddings",
+    "relative_norm": "encoder.LayerNorm",
+    "attn_q": "attention.self.query_proj",
+    "attn_k": "attention.self.key_proj",
+    "attn_v": "attention.self.value_proj",
+    "positions_q": "attention.self.pos_query_proj",
+    "positions_k": "attention.self.pos_key_proj",
+}
 
 
 class Naming(NamedTuple):
@@ -84,6 +123,11 @@ _NAMINGS = {
     **dict.fromkeys(
         ("roberta", "xlm-roberta", "camembert"), Naming(("roberta.", ""), "encoder.layer", _BERT)
     ),
+    "electra": Naming(("electra.", ""), "encoder.layer", _ELECTRA),
+    "albert": Naming(("albert.", ""), "encoder.albert_layer_groups", _ALBERT),
+    "mpnet": Naming(("mpnet.", ""), "encoder.layer", _MPNET),
+    "deberta-v2": Naming(("deberta.", ""), "encoder.layer", _DEBERTA),
+    "modernbert": Naming(("model.", ""), "layers", _MODERN),
     "distilbert": Naming(("distilbert.", ""), "transformer.layer", _DISTILBERT),
 }
 # The names of norms' parameters in checkpoints from before 2020.

@@ -24,8 +24,9 @@ PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64
 # Entries of checkpoints that no graph reads: buffers that follow from the configuration, and heads
 # of other tasks.
 _UNREAD = re.compile(
-    r"rotary_emb\.|\.attn\.(masked_)?bias$|position_ids$|pooler\.|^cls\.|^lm_head\.|classifier\.|"
-    r"^vocab_|qa_outputs\.|score\.|predictions\.|vision_|multi_modal_projector\."
+    r"rotary_emb\.|\.attn\.(masked_)?bias$|position_ids$|pooler\.|^cls\.|lm_head\.|classifier\.|"
+    r"^head\.(dense|norm)\.|^decoder\.bias$|^vocab_|qa_outputs\.|score\.|predictions\.|vision_|"
+    r"multi_modal_projector\."
 )
 
 

@@ -35,6 +35,8 @@ class ModelWriter:
         self._nodes: list[Node] = []
         self.metadata: dict[str, str] = {}
         """metadata about the graph, in addition to those of the files"""
+        self._shared: dict[tuple[str, bool], Value] = {}
+        """vectors and matrices of layers that share weights, by name and whether transposed"""
         self._types = InferredTypes()
         self._names = UniqueNames(lambda: [*store.tensors])
         self.section("model")
@@ -94,8 +96,12 @@ class ModelWriter:
     def vector(self, name: str, size: int, offset: float = 0.0) -> Value:
         """Return a vector as float32, with ``offset`` added to it."""
         tensor = self.store.get(name, (size,))
-        elements = tensor.real()
-        return self.named(tensor.name, elements + np.float32(offset) if offset else elements)
+        key = tensor.name, False
+        if key not in self._shared:
+            elements = tensor.real()
+            elements = elements + np.float32(offset) if offset else elements
+            self._shared[key] = self.named(tensor.name, elements)
+        return self._shared[key]
 
     def linear(
         self, x: Value, role: str, columns: int, rows: int, *, transposed: bool = True
@@ -114,9 +120,13 @@ class ModelWriter:
         scale = self.vector(f"{role}.weight", size, offset)
         return self.op("RMSNormalization", x, scale, axis=-1, epsilon=epsilon)
 
-    def layer_norm(self, x: Value, role: str, size: int, epsilon: float) -> Value:
-        scale, bias = (self.vector(f"{role}.{kind}", size) for kind in ("weight", "bias"))
-        return self.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=epsilon)
+    def layer_norm(
+        self, x: Value, role: str, size: int, epsilon: float, *, biased: bool = True
+    ) -> Value:
+        """Subtract the mean of rows of ``x``, and divide them by their standard deviation."""
+        kinds = ("weight", "bias") if biased else ("weight",)
+        vectors = [self.vector(f"{role}.{kind}", size) for kind in kinds]
+        return self.op("LayerNormalization", x, *vectors, axis=-1, epsilon=epsilon)
 
     def embedding(self, ids: Value, role: str, width: int) -> Value:
         """Return the rows ``ids`` of a table [any, width], as float32."""
@@ -138,10 +148,12 @@ class ModelWriter:
 
     def _product(self, x: Value, tensor: StoredTensor, transposed: bool) -> Value:
         if not tensor.is_packed:
-            array = tensor.array()
-            # A view, so that what a kernel packs is held only in that form.
-            matrix = self.real(tensor.name, array.T if transposed else array)
-            return self.op("MatMul", x, matrix)
+            key = tensor.name, transposed
+            if key not in self._shared:
+                array = tensor.array()
+                # A view, so that what a kernel packs is held only in that form.
+                self._shared[key] = self.real(tensor.name, array.T if transposed else array)
+            return self.op("MatMul", x, self._shared[key])
         codes, constants = self._packed(tensor)
         sizes = {"N": codes.rows, "K": codes.columns, "block_size": codes.group}
         # Rows may become int8, as in the runtime for which these formats are made.
