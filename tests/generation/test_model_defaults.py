@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock.core.errors import InvalidModel
 from penstock.generation.generator import Generator
-from penstock.generation.model_defaults import default_options, with_defaults
+from penstock.generation.model_defaults import default_options, request_options
 from penstock.generation.sources import numbers_tokenizer
 from tests.support.encoder_decoders import folders
 from tests.support.sweeps import drawn
@@ -42,7 +42,7 @@ def test_texts_by_settings_of_files_are_those_of_transformers(
     case = CASES[number]
     folder = folder_of(case, folders, tmp_path)
     with Generator(folder, numbers_tokenizer(), threads=1) as generator:
-        options = with_defaults(case["request"], generator.defaults)
+        options = request_options(case["request"], generator.defaults)
         jobs = [generator.begin(case["prompt"], options) for _ in range(3)]
         generator.stepper._drive(lambda: all(job.done for job in jobs))
     assert [job.error for job in jobs] == [None] * 3
@@ -58,36 +58,36 @@ def written(folder: Path, name: str = "generation_config.json", **settings: obje
 def test_settings_of_sampling_are_defaults(tmp_path: Path) -> None:
     own = default_options(written(tmp_path, do_sample=True, temperature=0.6, top_p=0.9), [2], None)
     assert own == {"temperature": 0.6, "top_p": 0.9, "top_k": 50}
-    assert with_defaults({"temperature": 0}, own).greedy
-    assert with_defaults({"top_k": 0}, own).top_k == 0
-    assert with_defaults({}, own).temperature == 0.6
+    assert request_options({"temperature": 0}, own).greedy
+    assert request_options({"top_k": 0}, own).top_k == 0
+    assert request_options({}, own).temperature == 0.6
 
 
 def test_likeliest_tokens_are_the_default_without_do_sample(tmp_path: Path) -> None:
     own = default_options(written(tmp_path, temperature=0.6, top_k=20), [2], None)
-    assert with_defaults({}, own).greedy
-    assert with_defaults({"temperature": 1.0}, own).top_k == 20
+    assert request_options({}, own).greedy
+    assert request_options({"temperature": 1.0}, own).top_k == 20
 
 
 def test_requests_that_draw_have_no_beams_of_files(tmp_path: Path) -> None:
     own = default_options(written(tmp_path, num_beams=4), [2], None)
-    assert with_defaults({}, own).beams == 4
-    assert with_defaults({"count": 3}, own).beams == 4
-    assert with_defaults({"temperature": 0.5, "count": 8}, own).beams == 1
-    assert with_defaults({"temperature": 0.5, "best_of": 8}, own).beams == 1
+    assert request_options({}, own).beams == 4
+    assert request_options({"count": 3}, own).beams == 4
+    assert request_options({"temperature": 0.5, "count": 8}, own).beams == 1
+    assert request_options({"temperature": 0.5, "best_of": 8}, own).beams == 1
 
 
 def test_lengths_of_requests_replace_those_of_files(tmp_path: Path) -> None:
     own = default_options(written(tmp_path, max_length=30, min_length=20), [2], None)
-    options = with_defaults({}, own).behind(4)
+    options = request_options({}, own).behind(4)
     assert (options.max_tokens, options.min_tokens) == (26, 16)
-    options = with_defaults({"max_tokens": 40, "min_tokens": 3}, own).behind(4)
+    options = request_options({"max_tokens": 40, "min_tokens": 3}, own).behind(4)
     assert (options.max_tokens, options.min_tokens) == (40, 3)
     # A shorter maximum than the least length is not an error of the request.
     own = default_options(written(tmp_path, min_new_tokens=20, min_length=50), [2], None)
-    assert with_defaults({"max_tokens": 16}, own).behind(4).min_tokens == 16
+    assert request_options({"max_tokens": 16}, own).behind(4).min_tokens == 16
     with pytest.raises(ps.InvalidInput, match="max_length=30; give max_tokens"):
-        with_defaults({"max_length": 30}, {}).behind(30)
+        request_options({"max_length": 30}, {}).behind(30)
 
 
 def test_settings_are_those_of_the_first_file(tmp_path: Path) -> None:

@@ -306,14 +306,14 @@ def test_logits_of_float16_are_widened() -> None:
 
 
 def test_last_token_is_a_forced_one_unless_a_grammar_decides() -> None:
-    options = GenerationOptions(forced_end_ids=[4, 900])
-    sampler, logits = TokenSampler(options, 100, last=2), logits_of(0, 100)
+    options = GenerationOptions(forced_end_ids=[4, 900], max_tokens=3)
+    sampler, logits = TokenSampler(options, 100), logits_of(0, 100)
     assert sampler.choose(logits, [1], 1).token == logits.argmax()
     assert sampler.choose(logits, [1, 5], 2).token == 4
     mask = np.arange(100) == 9
     assert sampler.choose(logits, [1, 5], 2, mask).token == 9
-    endless = TokenSampler(GenerationOptions(forced_end_ids=[4], ignore_end=True), 100, last=2)
-    assert endless.choose(logits, [1, 5], 2).token == logits.argmax()
+    options = GenerationOptions(forced_end_ids=[4], ignore_end=True, max_tokens=3)
+    assert TokenSampler(options, 100).choose(logits, [1, 5], 2).token == logits.argmax()
 
 
 def test_repeats_are_impossible_tokens() -> None:

@@ -69,7 +69,8 @@ class BeamSearch:
         self._ends = source.ends_of(options)
         self._over = False
         self._stop: StopCondition | None = None
-        self._most = source.most_of(options, len(prompt))
+        limits = [options.max_tokens, source.context and source.context - len(prompt)]
+        self._most = min([n for n in limits if n is not None], default=None)
         if options.early_stopping == "never" and self._most is None:
             raise InvalidInput("early_stopping='never' compares texts of max_tokens: give it")
 
@@ -101,7 +102,7 @@ class BeamSearch:
         """Continue the best beams, once the logits of all are known."""
         logits = [self._logits[i] for i in range(len(self._beams))]
         if self._beams[0].sampler is None:
-            sampler = self.source.sampler(self.options, logits[0].shape[-1], self._most)
+            sampler = self.source.sampler(self.options, logits[0].shape[-1])
             self._beams = [self._beams[0]._replace(sampler=sampler)]
         self._logits = {}
         chosen: list[tuple[float, int, int]] = []

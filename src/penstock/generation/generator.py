@@ -24,7 +24,7 @@ from penstock.core.errors import InvalidInput, check_count, wrong_type
 from penstock.generation.decoder_start import DecoderStart
 from penstock.generation.encoder_files import read_halves
 from penstock.generation.job import SharedPrompt, TextJob
-from penstock.generation.model_defaults import default_options, with_defaults
+from penstock.generation.model_defaults import default_options, request_options
 from penstock.generation.options import MOST_TOKENS, GenerationOptions
 from penstock.generation.result import Generation, TextPiece
 from penstock.generation.sources import (
@@ -208,7 +208,7 @@ class Generator(Closeable):
             tools: Tools that the chat template offers to the model.
             options: Fields of ``GenerationOptions``.
         """
-        settings = with_defaults(options, self.defaults)
+        settings = request_options(options, self.defaults)
         stop = StopCondition(timeout, cancel, "the request")
         job = self.begin(self._encoded(prompt, tools), settings, stop, priority)
         self.stepper._drive(lambda: job.done)
@@ -226,7 +226,7 @@ class Generator(Closeable):
     ) -> Iterator[TextPiece]:
         """Generate text as ``generate`` does, with the same arguments, and yield its pieces as soon
         as they are known. Closing the iterator ends the request."""
-        settings = with_defaults(options, self.defaults)
+        settings = request_options(options, self.defaults)
         stop = StopCondition(timeout, cancel, "the request")
         job = self.begin(self._encoded(prompt, tools), settings, stop, priority)
         try:
@@ -252,7 +252,7 @@ class Generator(Closeable):
     ) -> Generation:
         """``generate`` for asyncio, with the same arguments. Cancelling the task ends the
         request."""
-        settings = with_defaults(options, self.defaults)
+        settings = request_options(options, self.defaults)
         stop = StopCondition(timeout, cancel, "the request")
         job = await self.abegin(prompt, settings, stop, priority, tools)
         async for _ in self.pieces([job]):
@@ -270,7 +270,7 @@ class Generator(Closeable):
         **options: object,
     ) -> AsyncIterator[TextPiece]:
         """``stream`` for asyncio, with the same arguments."""
-        settings = with_defaults(options, self.defaults)
+        settings = request_options(options, self.defaults)
         stop = StopCondition(timeout, cancel, "the request")
         job = await self.abegin(prompt, settings, stop, priority, tools)
         async for _, piece in self.pieces([job]):
@@ -366,7 +366,6 @@ class Generator(Closeable):
         forced = 0
         if self._encoder is not None and not options.decoder_prompt:
             forced = self._encoder.start.forced
-        options = options.behind(len(first))
         read = first if self._encoder is None else [] if self._encoder.features else [*tokens]
         source = self._source._replace(read=read, forced=forced)
         if limit is not None and len(first) >= limit.most:
@@ -374,6 +373,7 @@ class Generator(Closeable):
                 f"a prompt of {len(first)} tokens is too long: with its text it may have "
                 f"{limit.most}, as {limit.where} says"
             )
+        options = options.behind(len(first), None if limit is None else limit.most)
         job = TextJob(len(tokens), options)
         grammar = self._grammar(options)
         sequence = self.stepper.sequence(priority=priority, initial=fixed)

@@ -77,11 +77,13 @@ def default_options(
     known = {name: value for name, value in settings.items() if value is not None}
     options = {name: known[name] for name in _ALIKE if name in known}
     options |= {name: known[other] for other, name in _NAMED.items() if other in known}
+    # As in transformers, counts of new tokens take precedence over lengths.
     for name, other in _PRECEDENCE.items():
         if name in options:
             options.pop(other, None)
     draws, searches = known.get("do_sample") is True, known.get("num_beams", 1) != 1
     ignored = [name for name, own in _OTHERS.items() if _differs(known, name, own)]
+    # A search that draws is not supported: one without draws is closer than a text without it.
     if searches:
         options["temperature"] = 0.0
         ignored += ["do_sample"] if draws else []
@@ -89,24 +91,17 @@ def default_options(
         options["temperature"] = known.get("temperature", 1.0)
         options.setdefault("top_k", _TOP_K)
         ignored += [name for name, own in _OF_DRAWING.items() if _differs(known, name, own)]
-    if forced is None:
-        ignored += ["forced_bos_token_id"] if "forced_bos_token_id" in known else []
-    for name in ("min_tokens", "max_tokens"):
-        count = options.get(name)
-        if forced and isinstance(count, int):
-            options[name] = count - forced
+    # transformers forces it behind prompts of one token only.
+    if forced is None and "forced_bos_token_id" in known:
+        ignored.append("forced_bos_token_id")
     if ignored:
         values = ", ".join([f"{name}={shortened(repr(known[name]))}" for name in ignored])
         warn(
             f"{place} has settings that are not followed: {values}. Texts differ from those of "
             "transformers; remove the settings to end this warning"
         )
-    if isinstance(last := options.get("forced_end_ids"), int):
-        options["forced_end_ids"] = [last]
-    words = options.get("bad_words_ids")
-    if isinstance(words, list):
-        # As in transformers, a word may not forbid that texts end.
-        options["bad_words_ids"] = [word for word in words if word not in [[n] for n in ends]]
+    _fit(options, ends, forced or 0)
+    # Here, so that the file is named once, and not each request refused.
     try:
         GenerationOptions(**options)  # type: ignore[arg-type]
     except (InvalidInput, TypeError) as error:
@@ -114,7 +109,23 @@ def default_options(
     return options
 
 
-def with_defaults(given: Mapping[str, object], defaults: Mapping[str, object]) -> GenerationOptions:
+def _fit(options: dict[str, object], ends: Collection[int], forced: int) -> None:
+    """Change values of files to those of ``GenerationOptions``, which counts no forced tokens."""
+    for name in ("min_tokens", "max_tokens"):
+        count = options.get(name)
+        if isinstance(count, int):
+            options[name] = max(count - forced, 0)
+    last, words = options.get("forced_end_ids"), options.get("bad_words_ids")
+    if isinstance(last, int):
+        options["forced_end_ids"] = [last]
+    if isinstance(words, list):
+        # As in transformers, a word may not forbid that texts end.
+        options["bad_words_ids"] = [word for word in words if word not in [[n] for n in ends]]
+
+
+def request_options(
+    given: Mapping[str, object], defaults: Mapping[str, object]
+) -> GenerationOptions:
     """Return the options of a request: those that are given, and else the defaults.
 
     Args:
@@ -126,10 +137,12 @@ def with_defaults(given: Mapping[str, object], defaults: Mapping[str, object]) -
     if "beams" in usual and (
         ("temperature" in given and not own.greedy) or own.best_of > own.count
     ):
-        del usual["beams"]  # texts that are drawn
+        # Texts that are drawn: a search draws nothing.
+        del usual["beams"]
     for name, other in _PRECEDENCE.items():
         if name in given:
             usual.pop(other, None)
+    # The file cannot know how short a text a request wants.
     least = usual.get("min_tokens")
     if own.max_tokens is not None and isinstance(least, int):
         usual["min_tokens"] = min(least, own.max_tokens)

@@ -182,18 +182,21 @@ class GenerationOptions:
                 return name, text
         return None
 
-    def behind(self, prompt: int) -> GenerationOptions:
+    def behind(self, prompt: int, context: int | None = None) -> GenerationOptions:
         """Return the options with ``max_tokens`` and ``min_tokens`` of a text behind ``prompt``
-        tokens. Raises ``InvalidInput`` for a longer prompt than ``max_length``."""
-        most = self.max_tokens
-        if most is None and self.max_length is not None:
+        tokens, where both have at most ``context`` tokens. Raises ``InvalidInput`` for a longer
+        prompt than ``max_length``."""
+        limits = [self.max_tokens, None if context is None else context - prompt]
+        if self.max_tokens is None and self.max_length is not None:
             if prompt >= self.max_length:
                 raise InvalidInput(
                     f"a prompt of {prompt} tokens is too long: with its text it may have "
                     f"max_length={self.max_length}; give max_tokens"
                 )
-            most = self.max_length - prompt
+            limits.append(self.max_length - prompt)
+        most = min([n for n in limits if n is not None], default=None)
         least = max(self.min_tokens, self.min_length - prompt)
+        # A text that reaches its maximum ends, however short it is.
         least = least if most is None else min(least, most)
         if (most, least) == (self.max_tokens, self.min_tokens):
             return self

@@ -25,6 +25,8 @@ class ForbiddenRepeats:
     def after(self, tokens: Sequence[int]) -> np.ndarray:
         """Return the tokens that may not follow some tokens, perhaps repeatedly."""
         parts = [np.array([word[-1] for word in self._words if _ends_with(tokens, word[:-1])], int)]
+        # Parts are searched for anew at each token: a text has some hundreds, and a table of all
+        # parts would have to be copied for each beam.
         for size, text in ((self._own, tokens), (self._other, self._read)):
             if 0 < size <= len(tokens) + 1:
                 parts.append(_followers(np.asarray(text), tokens[len(tokens) + 1 - size :]))

@@ -55,7 +55,7 @@ class TokenSampler:
 
     ``end_ids`` cannot be chosen before ``min_tokens`` of the options are generated, and
     ``not_first`` before any token is. ``read`` are the tokens of the prompt that the text shall not
-    repeat, ``last`` the index of the last token, if there is a limit.
+    repeat.
     """
 
     def __init__(
@@ -66,7 +66,6 @@ class TokenSampler:
         end_ids: Sequence[int] = (),
         not_first: Sequence[int] = (),
         read: Sequence[int] = (),
-        last: int | None = None,
         index: int = 0,
     ) -> None:
         self.options = options
@@ -86,7 +85,8 @@ class TokenSampler:
         self._repeats = ForbiddenRepeats(options, read)
         forced = () if options.ignore_end else options.forced_end_ids
         self._forced = np.array([n for n in forced if n < vocabulary_size], np.intp)
-        self._last = last if self._forced.size else None
+        # The index of the token that these are for.
+        self._last = (options.max_tokens or 0) - 1 if self._forced.size else -1
         self._entropy = None if options.seed is None else [options.seed, index]
         self._wants_logprob = (
             options.logprobs is not None or options.best_of > options.count or options.beams > 1
@@ -152,6 +152,7 @@ class TokenSampler:
             scores[repeats[repeats < self.size]] = -np.inf
         if generated < self.options.min_tokens:
             scores[self._ends] = -np.inf
+        # A grammar may not allow the text to end here.
         if generated == self._last and mask is None:
             scores[:] = -np.inf
             scores[self._forced] = 0

@@ -60,28 +60,15 @@ class TextSource(NamedTuple):
         """Return the tokens that end a text of a request."""
         return frozenset([*(() if options.ignore_end else self.end_ids), *options.stop_ids])
 
-    def most_of(self, options: GenerationOptions, prompt: int) -> int | None:
-        """Return the most tokens of a text behind ``prompt`` tokens, or None without a limit."""
-        limits = [options.max_tokens, None if self.context is None else self.context - prompt]
-        return min([n for n in limits if n is not None], default=None)
-
-    def sampler(
-        self, options: GenerationOptions, size: int, most: int | None, index: int = 0
-    ) -> TokenSampler:
-        """Return the sampler of tokens for ``size`` logits, of a text of ``most`` tokens."""
+    def sampler(self, options: GenerationOptions, size: int, index: int = 0) -> TokenSampler:
+        """Return the sampler of tokens for ``size`` logits."""
         ends = sorted(self.end_ids)
         # Files may list more tokens than the model has.
         never = {token: -inf for token in self.suppressed if token < size}
         if never:
             options = replace(options, logit_bias={**never, **(options.logit_bias or {})})
         return TokenSampler(
-            options,
-            size,
-            end_ids=ends,
-            not_first=self.not_first,
-            read=self.read,
-            last=None if most is None else most - 1,
-            index=index,
+            options, size, end_ids=ends, not_first=self.not_first, read=self.read, index=index
         )
 
 
@@ -96,12 +83,14 @@ class TextWriter:
         self._stream = TextStream(source.tokenizer, [*prompt[-_BEFORE:]])
         self._stops = StopTexts(options.stop)
         self._ends = source.ends_of(options)
-        self.most = source.most_of(options, len(prompt))
+        room = None if source.context is None else source.context - len(prompt)
+        limits = [n for n in (options.max_tokens, room) if n is not None]
+        self._most = min(limits) if limits else None
 
     @property
     def left(self) -> int | None:
         """The number of tokens that the text may still have, or None without a limit."""
-        return None if self.most is None else self.most - len(self.result.tokens)
+        return None if self._most is None else self._most - len(self.result.tokens)
 
     def take(self, choice: TokenChoice, complete: bool = False) -> TextPiece:
         """Return the piece of text of a token; it is the last one if the text ends. ``complete``:
@@ -122,7 +111,7 @@ class TextWriter:
             return self._finished("stop", text, [token], logprobs)
         if complete:
             return self._finished("stop", text, [token], logprobs)
-        if self.most is not None and len(result.tokens) >= self.most:
+        if self._most is not None and len(result.tokens) >= self._most:
             return self._finished("length", text, [token], logprobs)
         result.text += text
         return TextPiece(text, [token], self.index, "", logprobs)
@@ -183,8 +172,7 @@ class TextRequest:
         """Choose the next token and add it to the text."""
         if self._sampler is None:
             options, index = self.writer.options, self.writer.index
-            most = self.writer.most
-            self._sampler = self.writer.source.sampler(options, logits.shape[-1], most, index)
+            self._sampler = self.writer.source.sampler(options, logits.shape[-1], index)
         mask = None if self.grammar is None else self.grammar.mask()
         generated = len(self.writer.result.tokens)
         choice = self._sampler.choose(logits, self.tokens, generated, mask)

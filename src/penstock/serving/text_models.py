@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.core.errors import Cancelled, DeadlineExceeded, QueueFull, check_count
 from penstock.core.records import dataclass, field
-from penstock.generation.model_defaults import with_defaults
+from penstock.generation.model_defaults import request_options
 from penstock.host.stop_condition import StopCondition
 from penstock.serving.histogram import Histogram
 from penstock.serving.repository import UnknownModel
@@ -208,7 +208,7 @@ class TextModel:
         # tokenized while others run.
         begin, stop = monotonic(), StopCondition(timeout, None, "the request")
         defaults = {"temperature": DEFAULT_TEMPERATURE, **self.generator.defaults}
-        options = with_defaults(asked.given, defaults)
+        options = request_options(asked.given, defaults)
         prompts = await self._tokens(asked)
         self.counts.queued += 1
         left = max(stop.seconds_left or 0.0, 0.0)

@@ -101,12 +101,12 @@ def encoder_configuration(settings: Settings, model_type: str) -> EncoderConfigu
 
 
 def _disentangled(settings: Settings) -> Disentangled:
-    kinds = settings.get("pos_att_type") or []
-    kinds = kinds.split("|") if isinstance(kinds, str) else kinds
-    known = isinstance(kinds, list) and all(kind in ("c2p", "p2c") for kind in kinds)
+    given = settings.get("pos_att_type") or []
+    given = given.split("|") if isinstance(given, str) else given
+    kinds: list[object] = given if isinstance(given, list) else [given]
     norm = settings.get("norm_rel_ebd") or "none"
     if (
-        not known
+        any(kind not in ("c2p", "p2c") for kind in kinds)
         or norm not in ("none", "layer_norm")
         or not settings.flag("relative_attention")
         or settings.get("conv_kernel_size")
@@ -114,6 +114,7 @@ def _disentangled(settings: Settings) -> Disentangled:
     ):
         feature = "attention without relative positions, or a convolution beside it,"
         raise unsupported(feature, EXPORT, settings.label)
+    # -1 stands for the number of positions, and for no buckets.
     longest = settings.get("max_relative_positions")
     if not isinstance(longest, int) or longest < 1:
         longest = settings.count("max_position_embeddings", 512)
@@ -148,6 +149,7 @@ def write_encoder(store: TensorStore, config: EncoderConfiguration) -> ModelWrit
     # DeBERTa's norm is behind the product.
     if config.disentangled is None:
         x = b.layer_norm(x, "token_embd_norm", config.embedded, config.epsilon)
+    # ALBERT has a product also if it widens nothing.
     if config.embedded != config.width or "token_embd_wide.weight" in b.store:
         x = b.linear(x, "token_embd_wide", config.embedded, config.width)
     if config.disentangled is not None:

@@ -58,13 +58,15 @@ def modern_configuration(settings: Settings) -> ModernConfiguration:
     own = settings.inner("rope_parameters")
     rotaries = {}
     for kind, (key, theta) in _THETAS.items():
-        of_kind = None if own is None else own.inner(kind)
-        parameters = {"rope_theta": settings.number(key, theta)}
-        values = {} if of_kind is None else dict(of_kind.values)
-        if settings.get("rope_scaling") or values.get("rope_type", "default") != "default":
+        of_kind = own and own.inner(kind)
+        if settings.get("rope_scaling") or (
+            of_kind and of_kind.get("rope_type") not in (None, "default")
+        ):
             raise unsupported(f"scaled positions of {kind}", EXPORT, settings.label)
+        theta = settings.number(key, theta)
+        theta = of_kind.number("rope_theta", theta) if of_kind else theta
         try:
-            rotaries[kind] = rotary_of({**parameters, **values}, width // heads, 1)
+            rotaries[kind] = rotary_of({"rope_theta": theta}, width // heads, 1)
         except ValueError as error:
             raise settings.wrong("rope_parameters", str(error), "a rotation") from error
     return ModernConfiguration(
@@ -97,6 +99,7 @@ def write_modern_encoder(store: TensorStore, config: ModernConfiguration) -> Mod
     # Sums of two lowest numbers would be infinite.
     biases = {_FULL: bias, _WINDOW: b.op("Min", bias, far)}
     b.section("rotary")
+    # Of one text: the positions of all are the same.
     rows = b.op("Unsqueeze", places, (0,))
     angles = {kind: rotary_angles(b, rows, config.rotaries[kind]) for kind in {*config.kinds}}
     for i, kind in enumerate(config.kinds):
@@ -135,6 +138,7 @@ def _attention(
         for part in parts
     )
     shape = b.op("Concat", b.op("Shape", x, start=0, end=2), b.constant(_half(size), INT64), axis=0)
+    # RotaryEmbedding reads angles of each text.
     turns = [b.op("Expand", values, shape) for values in angles]
     q, k = (b.op("RotaryEmbedding", part, *turns) for part in (q, k))
     scores = b.op("MatMul", q, b.op("Transpose", k, perm=(0, 1, 3, 2)))

@@ -55,11 +55,13 @@ class Disentangled(NamedTuple):
         last = min(last, _MOST_DISTANCE)
         distances = np.arange(-last, last + 1)
         if self.buckets:
+            # In float32, as torch computes them: rounding decides on the border of buckets.
             far = np.abs(np.where(np.abs(distances) < mid, mid - 1, distances)).astype(FLOAT32)
             step = np.log(np.float32((self.longest - 1) / mid), dtype=FLOAT32)
             logs = np.log(far / np.float32(mid)) / step * np.float32(mid - 1)
             buckets = (np.ceil(logs) + mid) * np.sign(distances)
             distances = np.where(far <= mid, distances, buckets).astype(np.int64)
+        # Positive distances are those of keys before the query.
         table = b.constant(np.clip(distances + span, 0, 2 * span - 1), INT64)
         places = b.op("Neg", _distances(b, ids, last))
         return b.op("Unsqueeze", b.op("Gather", table, b.op("Add", places, last), axis=0), (0, 1))
@@ -97,7 +99,9 @@ class Disentangled(NamedTuple):
             return b.op("Transpose", b.op("Reshape", y, (0, -1, size)), perm=axes)
 
         scores = b.op("MatMul", q, k)
+        # GatherElements does not broadcast.
         every = b.op("Expand", rows, b.op("Shape", scores))
+        # The same rows serve both, since keys are as far from queries as these from keys.
         if self.of_keys:
             products = b.op("MatMul", q, of_positions("k", (1, 2, 0)))
             scores = b.op("Add", scores, b.op("GatherElements", products, every, axis=-1))
@@ -110,6 +114,7 @@ class Disentangled(NamedTuple):
 def mpnet_bias(b: ModelWriter, ids: Value, heads: int) -> Value:
     """Return what MPNet adds to the scores of all layers [1, heads, queries, keys]."""
     last = _MPNET_DISTANCE
+    # Half of the buckets are those of keys behind the query.
     distances = np.arange(-last, last + 1)
     half, near = _MPNET_BUCKETS // 2, _MPNET_BUCKETS // 4
     far = np.maximum(np.abs(distances), near).astype(FLOAT32)
