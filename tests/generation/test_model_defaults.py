@@ -11,7 +11,8 @@ import pytest
 import penstock as ps
 from penstock.core.errors import InvalidModel
 from penstock.generation.generator import Generator
-from penstock.generation.model_defaults import default_options, request_options
+from penstock.generation.model_defaults import default_options
+from penstock.generation.options import request_options
 from penstock.generation.sources import numbers_tokenizer
 from tests.support.encoder_decoders import folders
 from tests.support.sweeps import drawn

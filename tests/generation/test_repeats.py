@@ -19,10 +19,11 @@ def test_forbidden_tokens_are_those_that_repeat_a_part(size: int, length: int) -
     rng = np.random.default_rng(size)
     tokens, read = rng.integers(0, 4, length).tolist(), rng.integers(0, 4, 30).tolist()
     for option, text in (("no_repeat_ngram_size", tokens), ("encoder_no_repeat_ngram_size", read)):
-        repeats = ForbiddenRepeats(GenerationOptions(**{option: size}), read)
+        options = GenerationOptions(**{option: size})
+        repeats = ForbiddenRepeats(options, read)
         parts = parts_of(text, size)
         wanted = {n for n in range(4) if length + 1 >= size and (*tokens, n)[-size:] in parts}
-        assert repeats.any
+        assert options.forbids_repeats
         assert {*repeats.after(tokens).tolist()} == wanted
 
 
@@ -35,4 +36,4 @@ def test_forbidden_tokens_are_those_that_complete_a_word() -> None:
 
 
 def test_options_without_repeats_forbid_nothing() -> None:
-    assert not ForbiddenRepeats(GenerationOptions()).any
+    assert not GenerationOptions().forbids_repeats

@@ -21,16 +21,15 @@ import numpy as np
 
 from penstock.core import Closeable
 from penstock.core.errors import InvalidInput, check_count, wrong_type
-from penstock.generation.decoder_start import DecoderStart
 from penstock.generation.encoder_files import read_halves
 from penstock.generation.job import SharedPrompt, TextJob
-from penstock.generation.model_defaults import default_options, request_options
-from penstock.generation.options import MOST_TOKENS, GenerationOptions
+from penstock.generation.options import MOST_TOKENS, GenerationOptions, request_options
 from penstock.generation.result import Generation, TextPiece
 from penstock.generation.sources import (
     ContextLimit,
     context_of,
     folders_of,
+    has_settings,
     interface_of,
     tokenizer_of,
     vocabulary_size_of,
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
 
     from penstock.executors.control import CancelToken
     from penstock.generation.chat import ChatTemplate
+    from penstock.generation.decoder_start import DecoderStart
     from penstock.generation.drafts import Drafts, DraftSource
     from penstock.generation.grammar import GrammarVocabulary, TokenGrammar
     from penstock.generation.prompt_encoder import PromptEncoder
@@ -119,16 +119,14 @@ class Generator(Closeable):
             self._drafts = DraftSource.of(_stepper_of(draft, options), own_place)
         self._lookup = draft == "prompt"
         rows, dtype, logits = interface_of(stepper)
-        ends = frozenset(self.tokenizer.end_ids)
         known = context_of(stepper.metadata, place)
         limits = [] if known is None else [known]
-        encoder = self._encoder
-        start = DecoderStart.of(folders_of(place)) if encoder is None else encoder.start
-        ends = ends.union(start.ends)
-        forced = None if encoder is None else start.forced
-        self.defaults = default_options(folders_of(place), ends, forced)
+        self.defaults: dict[str, object] = {}
         """options of requests that do not give them, from the files beside the model"""
-        if encoder is not None and "max_length" not in self.defaults:
+        start = self._read_settings(folders_of(place))
+        ends = frozenset(self.tokenizer.end_ids).union(() if start is None else start.ends)
+        never = ((), ()) if start is None else (start.not_first, start.suppressed)
+        if self._encoder is not None and "max_length" not in self.defaults:
             limits.append(_MOST_OF_ENCODER_DECODERS)
         if context is not None:
             self.defaults.pop("max_length", None)
@@ -138,10 +136,24 @@ class Generator(Closeable):
         self._limit = min(limits, key=lambda limit: limit.most, default=None)
         most = None if self._limit is None else self._limit.most
         self._source = TextSource(
-            rows, logits, self.tokenizer, ends, most, start.not_first, dtype, start.suppressed
+            rows, logits, self.tokenizer, ends, most, never[0], dtype, never[1]
         )
         self._template: dict[bool, ChatTemplate] = {}
         self._vocabulary: GrammarVocabulary | None = None
+
+    def _read_settings(self, folders: Sequence[Path]) -> DecoderStart | None:
+        """Set the ``defaults``, and return how texts begin and what they never contain; None for a
+        decoder alone without files of settings."""
+        encoder = self._encoder
+        if encoder is None and not has_settings(folders):
+            return None
+        from penstock.generation.decoder_start import DecoderStart
+        from penstock.generation.model_defaults import default_options
+
+        start = DecoderStart.of(folders) if encoder is None else encoder.start
+        ends = {*self.tokenizer.end_ids, *start.ends}
+        self.defaults = default_options(folders, ends, None if encoder is None else start.forced)
+        return start
 
     def encode(
         self,

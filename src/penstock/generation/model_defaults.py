@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from penstock.core.errors import InvalidInput, InvalidModel, shortened, warn
-from penstock.generation.options import GenerationOptions
+from penstock.generation.options import PRECEDENCE, GenerationOptions
 from penstock.generation.tokenizer import read_json
 
 _FILES = (("generation_config.json", ""), ("genai_config.json", "search"), ("config.json", ""))
@@ -29,8 +29,6 @@ _NAMED = {
     "forced_eos_token_id": "forced_end_ids",
     "stop_strings": "stop",
 }
-_PRECEDENCE = {"max_tokens": "max_length", "min_tokens": "min_length"}
-"""options in whose presence others have no effect"""
 _TOP_K = 50
 """what transformers draws from unless a file has another number"""
 # Settings that are not followed, with the values that change nothing.
@@ -78,7 +76,7 @@ def default_options(
     options = {name: known[name] for name in _ALIKE if name in known}
     options |= {name: known[other] for other, name in _NAMED.items() if other in known}
     # As in transformers, counts of new tokens take precedence over lengths.
-    for name, other in _PRECEDENCE.items():
+    for name, other in PRECEDENCE.items():
         if name in options:
             options.pop(other, None)
     draws, searches = known.get("do_sample") is True, known.get("num_beams", 1) != 1
@@ -121,32 +119,6 @@ def _fit(options: dict[str, object], ends: Collection[int], forced: int) -> None
     if isinstance(words, list):
         # As in transformers, a word may not forbid that texts end.
         options["bad_words_ids"] = [word for word in words if word not in [[n] for n in ends]]
-
-
-def request_options(
-    given: Mapping[str, object], defaults: Mapping[str, object]
-) -> GenerationOptions:
-    """Return the options of a request: those that are given, and else the defaults.
-
-    Args:
-        given: Fields of ``GenerationOptions``.
-        defaults: Such fields; those that contradict given ones have no effect.
-    """
-    usual = {name: value for name, value in defaults.items() if name not in given}
-    own = GenerationOptions(**given)  # type: ignore[arg-type]
-    if "beams" in usual and (
-        ("temperature" in given and not own.greedy) or own.best_of > own.count
-    ):
-        # Texts that are drawn: a search draws nothing.
-        del usual["beams"]
-    for name, other in _PRECEDENCE.items():
-        if name in given:
-            usual.pop(other, None)
-    # The file cannot know how short a text a request wants.
-    least = usual.get("min_tokens")
-    if own.max_tokens is not None and isinstance(least, int):
-        usual["min_tokens"] = min(least, own.max_tokens)
-    return GenerationOptions(**{**usual, **given})  # type: ignore[arg-type]
 
 
 def _differs(known: Mapping[str, object], name: str, neutral: Sequence[object]) -> bool:

@@ -22,6 +22,8 @@ MOST_TOKENS = 2**31 - 1
 MOST_LOGPROBS = 1000
 MOST_TEXTS = 1024
 """texts of one request, and beams of a search"""
+PRECEDENCE = {"max_tokens": "max_length", "min_tokens": "min_length"}
+"""options in whose presence others have no effect"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +172,13 @@ class GenerationOptions:
             raise InvalidInput(f"count={self.count} is more than beams={self.beams}")
 
     @property
+    def forbids_repeats(self) -> bool:
+        """Whether tokens may be forbidden since they repeat parts of texts, or end bad words."""
+        return bool(
+            self.no_repeat_ngram_size or self.encoder_no_repeat_ngram_size or self.bad_words_ids
+        )
+
+    @property
     def greedy(self) -> bool:
         """Whether the likeliest token is chosen at each step."""
         return self.temperature < GREEDY_BELOW
@@ -201,6 +210,32 @@ class GenerationOptions:
         if (most, least) == (self.max_tokens, self.min_tokens):
             return self
         return replace(self, max_tokens=most, min_tokens=least)
+
+
+def request_options(
+    given: Mapping[str, object], defaults: Mapping[str, object]
+) -> GenerationOptions:
+    """Return the options of a request: those that are given, and else the defaults.
+
+    Args:
+        given: Fields of ``GenerationOptions``.
+        defaults: Such fields; those that contradict given ones have no effect.
+    """
+    usual = {name: value for name, value in defaults.items() if name not in given}
+    own = GenerationOptions(**given)  # type: ignore[arg-type]
+    if "beams" in usual and (
+        ("temperature" in given and not own.greedy) or own.best_of > own.count
+    ):
+        # Texts that are drawn: a search draws nothing.
+        del usual["beams"]
+    for name, other in PRECEDENCE.items():
+        if name in given:
+            usual.pop(other, None)
+    # The file cannot know how short a text a request wants.
+    least = usual.get("min_tokens")
+    if own.max_tokens is not None and isinstance(least, int):
+        usual["min_tokens"] = min(least, own.max_tokens)
+    return GenerationOptions(**{**usual, **given})  # type: ignore[arg-type]
 
 
 _NGRAMS = "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"

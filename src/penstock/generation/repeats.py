@@ -19,8 +19,6 @@ class ForbiddenRepeats:
         self._own, self._other = options.no_repeat_ngram_size, options.encoder_no_repeat_ngram_size
         self._read = np.array(read, np.int64)
         self._words = options.bad_words_ids
-        self.any = bool(self._own or self._other or self._words)
-        """whether tokens may be forbidden at all"""
 
     def after(self, tokens: Sequence[int]) -> np.ndarray:
         """Return the tokens that may not follow some tokens, perhaps repeatedly."""

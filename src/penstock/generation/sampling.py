@@ -22,10 +22,10 @@ import numpy as np
 
 from penstock.core.errors import InvalidInput, RunError
 from penstock.core.records import NamedTuple, cached_property
-from penstock.generation.repeats import ForbiddenRepeats
 
 if TYPE_CHECKING:
     from penstock.generation.options import GenerationOptions
+    from penstock.generation.repeats import ForbiddenRepeats
 
 # Tokens of a part whose maximum is taken, for candidates.
 _PART = 64
@@ -82,7 +82,11 @@ class TokenSampler:
         self._ends = np.array(sorted(ends), np.intp)
         self._not_first = np.array([n for n in not_first if n < vocabulary_size], np.intp)
         self._penalties = _Penalties(options, vocabulary_size)
-        self._repeats = ForbiddenRepeats(options, read)
+        self._repeats: ForbiddenRepeats | None = None
+        if options.forbids_repeats:
+            from penstock.generation.repeats import ForbiddenRepeats
+
+            self._repeats = ForbiddenRepeats(options, read)
         forced = () if options.ignore_end else options.forced_end_ids
         self._forced = np.array([n for n in forced if n < vocabulary_size], np.intp)
         # The index of the token that these are for.
@@ -147,7 +151,7 @@ class TokenSampler:
             scores[self._bias_ids] += self._biases
         if self._penalties.any:
             self._penalties.apply(scores, tokens, generated)
-        if self._repeats.any:
+        if self._repeats is not None:
             repeats = self._repeats.after(tokens)
             scores[repeats[repeats < self.size]] = -np.inf
         if generated < self.options.min_tokens:
@@ -174,8 +178,8 @@ class TokenSampler:
         early = generated < self.options.min_tokens and self._ends.size > 0
         early = early or (not generated and self._not_first.size > 0)
         last = generated == self._last
-        always = self._bias_ids.size > 0 or self._penalties.any or self._repeats.any
-        return early or last or always
+        always = self._bias_ids.size > 0 or self._penalties.any
+        return early or last or always or self._repeats is not None
 
     def _allowed(self, mask: np.ndarray) -> np.ndarray:
         """Return the mask as a boolean for each token."""

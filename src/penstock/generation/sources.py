@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _CONTEXTS = ("max_target_positions", "max_position_embeddings", "n_positions", "context_length")
 _HIDDEN = "hidden"  # in names of outputs of encoders
+_SETTINGS = "generation_config.json", "genai_config.json", "config.json"
 
 
 def interface_of(stepper: Stepper) -> tuple[str, np.dtype, str]:
@@ -81,6 +82,11 @@ def folders_of(place: str | Path | None) -> list[Path]:
         return []
     folder = Path(place) if Path(place).is_dir() else Path(place).parent
     return [folder, folder.parent] if folder.name == "onnx" else [folder]
+
+
+def has_settings(folders: Sequence[Path]) -> bool:
+    """Whether one of the folders has a file with settings of texts."""
+    return any(file.is_file() for folder in folders for file in map(folder.joinpath, _SETTINGS))
 
 
 def numbers_tokenizer() -> TextTokenizer:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.core.errors import Cancelled, DeadlineExceeded, QueueFull, check_count
 from penstock.core.records import dataclass, field
-from penstock.generation.model_defaults import request_options
+from penstock.generation.options import request_options
 from penstock.host.stop_condition import StopCondition
 from penstock.serving.histogram import Histogram
 from penstock.serving.repository import UnknownModel
