@@ -76,6 +76,34 @@ def test_conversation_is_one_object_of_json(folder, talker):
     assert document["rows"] > 0
 
 
+@pytest.mark.parametrize(
+    ("settings", "given", "temperature"),
+    [
+        ({}, (), 0.7),
+        ({"do_sample": True, "temperature": 0.3}, (), None),
+        ({"num_beams": 2}, (), None),
+        ({"do_sample": True, "temperature": 0.3}, ("--temperature", "0.5"), 0.5),
+    ],
+)
+def test_temperature_is_the_given_one_or_that_of_files_or_the_default(
+    folder, tmp_path, monkeypatch, settings, given, temperature
+):
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    met: list[Any] = []
+
+    def stream(self, prompt, **options):
+        met.append(options.get("temperature"))
+        yield from ()
+
+    monkeypatch.setattr(Generator, "stream", stream)
+    arguments = ["chat", str(tmp_path / "model.onnx"), *given]
+    assert CliRunner().invoke(main, arguments, input="w5\n", catch_exceptions=False).exit_code == 0
+    # The generator itself takes that of files.
+    assert met == [temperature]
+
+
 def test_options_reach_the_generator(folder, talker, monkeypatch):
     met: dict[str, Any] = {}
 

@@ -35,11 +35,14 @@ def test_options_that_are_given_are_refused_by_their_flags():
     assert "--shape is for others" in result.output
 
 
-def test_text_options_have_a_default_temperature():
+def test_text_options_have_no_temperature_unless_it_is_given():
+    """Files beside a model may have one, which a default here would replace."""
+
     @click.command
     @text_options
     def command(**options: object) -> None:
         click.echo(repr(options))
 
     output = CliRunner().invoke(command, ["--seed", "3"]).output
-    assert "'temperature': 0.7" in output and "'seed': 3" in output
+    assert "'temperature': None" in output and "'seed': 3" in output
+    assert "'temperature': 0.2" in CliRunner().invoke(command, ["--temperature", "0.2"]).output
