@@ -31,6 +31,8 @@ KERNELS = {
 
 
 def compiled(node: Node) -> tuple[Place, Kernel]:
+    if node.op.name in ("Transpose", "Reshape"):  # views
+        return PLACE, node.op.compile(node, [value.type for value in node.inputs])
     fields = KERNELS.get(node.op.name, {})
     if node.op is REORDER:
         fields = {"dims_order": node.attrs["order"]}
@@ -184,3 +186,30 @@ def test_assign_layouts_copies_for_a_branch_in_a_loop_there():
         {{ on = Identity(go) k = {branch} }}>"""
     graph, _, _ = assigned(f"<int64 n = {{3}}> {{ y = Loop (n, c, x) {loop} }}")
     assert names(graph) == ["Loop"]
+
+
+MOVED = "a = Neg(x) t = Transpose <perm = [0, 2, 3, 1]> (a)"
+
+
+def test_assign_layouts_reshape_that_is_no_view_reads_a_copy():
+    graph, _, changed = assigned(
+        f"<int64[4] s = {{1, 4, 8, 8}}> {{ {MOVED} r = Reshape(t, s) y = Neg(r) }}"
+    )
+    assert changed
+    assert names(graph) == ["Neg", "Transpose", "Reorder", "Reshape", "Neg"]
+    memory = value_memory(graph, {node: compiled(node)[1] for node in graph.nodes})
+    _, transpose, copy, reshape, _ = graph.nodes
+    assert copy.inputs == transpose.outputs
+    assert memory.copied == set()
+    assert memory.views[reshape.outputs[0]].base is copy.outputs[0]
+
+
+def test_assign_layouts_reshape_that_is_a_view_or_a_result_reads_no_copy():
+    split = "<int64[4] s = {1, 4, 8, 8}, int64[5] m = {1, 8, 8, 2, 2}>"
+    graph, _, changed = assigned(
+        f"{split} {{ {MOVED} r = Reshape(t, m) q = Neg(r) y = Reshape(q, s) }}"
+    )
+    assert not changed
+    assert names(graph) == ["Neg", "Transpose", "Reshape", "Neg", "Reshape"]
+    graph, _, changed = assigned(f"{split} {{ {MOVED} y = Reshape(t, s) }}")
+    assert not changed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from penstock.analysis.value_memory import Order, ValueMemory, value_memory
 from penstock.core.checkpoints import with_checkpoints
@@ -19,7 +19,8 @@ _LOOPS = (Role.LOOP, Role.SCAN, Role.SEQUENCE_MAP)
 
 class AssignLayouts(Pass):
     """Insert a Reorder before each input that a kernel requires contiguous, in its output's order
-    of dims.
+    of dims, and before each Reshape that the strides of its input do not allow as a view: compiled
+    code copies it as part of a sequence of calls.
 
     The layout of a value follows from the kernel that writes it (``analysis.value_memory``). A
     value is copied into a layout once for all nodes that read it in that layout, in its graph and
@@ -40,7 +41,7 @@ class AssignLayouts(Pass):
             if answer is not None:
                 kernels[node] = answer[1]
         # If no kernel requires a layout, layouts need not be propagated.
-        if not any(kernel.layout.contiguous_inputs for kernel in kernels.values()):
+        if not any(k.view or k.layout.contiguous_inputs for k in kernels.values()):
             return False
         placement = context.placing.placement
         away = {node for node, place in placement.items() if place.memory != HOST}
@@ -93,9 +94,7 @@ class _Inserter:
             kernel, order = self.kernels.get(node), self.memory.orders.get(node)
             if order is not None and kernel is not None and kernel.layout.any_layout:
                 order = kernel.layout.dims_order  # any order, the same as the output's
-            for i in (
-                kernel.layout.contiguous_inputs if kernel is not None and order is not None else ()
-            ):
+            for i in () if kernel is None or order is None else self.contiguous(node, kernel):
                 value = node.input(i)
                 if value is None or order is None or self.memory.has_order(value, order):
                     continue
@@ -110,6 +109,12 @@ class _Inserter:
                 node.inputs[i] = copy
             scope.nodes.append(node)
         graph.nodes[:] = scope.nodes
+
+    def contiguous(self, node: Node, kernel: Kernel) -> Sequence[int]:
+        """Return which inputs of a node must be contiguous."""
+        if node in self.memory.copied and len(node.outputs) == 1:
+            return () if node.outputs[0] in self.memory.alternating else (0,)
+        return kernel.layout.contiguous_inputs
 
     def reorder(self, value: Value, order: Order) -> Node:
         """Return a Reorder that copies ``value`` to memory with its dims in ``order``."""
