@@ -30,7 +30,7 @@ struct layer_normalization {
     double epsilon;
 };
 
-enum { VECTORS = 4, RUN = 1024, ROWS = 64, MOST_CHANNELS = 1024 };
+enum { VECTORS = 4, RUN = 1024, ROWS = 64, MOST_CHANNELS = 1024, SHORT = 64 };
 enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROUND = 64 };
 
 #define NORMALIZE(name, type, integer)                                                            \
@@ -159,16 +159,104 @@ enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROU
 NORMALIZE(group_normalization_float32, float, int32_t)
 NORMALIZE(group_normalization_float64, double, int64_t)
 
-#define LAYER(name, type, sum)                                                                    \
+#define LAYER(name, type, of)                                                                     \
+    /* The sum of a row less `shift`, or of its squares, of which no lanes are added up; `inside`: the lanes of its last\
+       vectors. */                                                                                \
+    INLINED of##_lanes name##_part(const type *row, int64_t width, type shift, const of##_mask *inside, int square)\
+    {                                                                                             \
+        enum { LANES = VECTOR_BYTES / sizeof(type), WIDE = SUM_BYTES / sizeof(type) };            \
+        of##_lanes sums[SUM_VECTORS] = {0};                                                       \
+        for (int64_t i = 0; i < width; i += WIDE)                                                 \
+            UNROLLED(j, SUM_VECTORS) {                                                            \
+                of##_lanes d;                                                                     \
+                memcpy(&d, row + i + j * LANES, sizeof d);                                        \
+                d -= shift;                                                                       \
+                if (i + WIDE > width)                                                             \
+                    d = (of##_lanes)((of##_mask)d & inside[j]);                                   \
+                sums[j] += square ? d * d : d;                                                    \
+            }                                                                                     \
+        HALVE(sums, SUM_VECTORS, SUM_OF);                                                         \
+        return sums[0];                                                                           \
+    }                                                                                             \
+                                                                                                  \
+    /* The sums of the lanes of each of as many vectors as these have lanes, in the order of HALVE. */\
+    static inline of##_lanes name##_totals(of##_lanes *parts)                                     \
+    {                                                                                             \
+        enum { LANES = VECTOR_BYTES / sizeof(type) };                                             \
+        _Pragma("GCC unroll 4") for (int half = LANES / 2; half; half /= 2)                       \
+            UNROLLED(r, half) {                                                                   \
+                of##_mask at;                                                                     \
+                for (int l = 0; l < LANES; l++)                                                   \
+                    at[l] = (l % (2 * half) < half ? 0 : LANES) + l / (2 * half) * 2 * half + l % half;\
+                const of##_lanes one = parts[r], two = parts[r + half];                           \
+                parts[r] = OF_TWO(LANES, one, two, at) + OF_TWO(LANES, one, two, at + half);      \
+            }                                                                                     \
+        return parts[0];                                                                          \
+    }                                                                                             \
+                                                                                                  \
+    /* Short rows, as many at a time as vectors have lanes. They are copied, as vectors read past their ends, and\
+       write there what the next row replaces. */                                                 \
+    static void name##_short(const struct layer_normalization *a, int64_t first, int64_t last)    \
+    {                                                                                             \
+        enum { LANES = VECTOR_BYTES / sizeof(type), WIDE = SUM_BYTES / sizeof(type) };            \
+        const int64_t width = a->width;                                                           \
+        type rows[LANES * SHORT + WIDE], scales[SHORT + WIDE] = {0}, biases[SHORT + WIDE] = {0};              \
+        of##_lanes parts[LANES], means = {0}, inverses;                                           \
+        of##_mask inside[SUM_VECTORS];                                                            \
+        for (int64_t l = 0; l < WIDE; l++)                                                        \
+            inside[l / LANES][l % LANES] = l < (width - 1) % WIDE + 1 ? -1 : 0;                   \
+        memcpy(scales, a->scale, width * sizeof(type));                                           \
+        if (a->bias)                                                                              \
+            memcpy(biases, a->bias, width * sizeof(type));                                        \
+        for (int64_t row = first, n; row < last; row += n) {                                      \
+            n = smaller(last - row, LANES);                                                       \
+            const int64_t count = n * width;                                                      \
+            memcpy(rows, (const type *)a->x + row * width, count * sizeof(type));                 \
+            memset(rows + count, 0, WIDE * sizeof(type));                                         \
+            memset(parts, 0, sizeof parts);                                                       \
+            for (int64_t r = 0; a->centred && r < n; r++)                                         \
+                parts[r] = name##_part(rows + r * width, width, 0, inside, 0);                    \
+            means = name##_totals(parts) / (type)width;                                           \
+            for (int64_t r = 0; r < n; r++)                                                       \
+                parts[r] = name##_part(rows + r * width, width, means[r], inside, 1);             \
+            parts[0] = name##_totals(parts);                                                      \
+            for (int l = 0; l < LANES; l++)                                                       \
+                inverses[l] = (type)(1 / sqrt((double)parts[0][l] / width + a->epsilon));         \
+            for (int64_t r = 0; r < n; r++)                                                       \
+                for (int64_t i = 0; i < width; i += LANES) {                                      \
+                    of##_lanes d, factor, term;                                                   \
+                    const int64_t at = r * width + i;                                             \
+                    memcpy(&d, rows + at, sizeof d);                                              \
+                    memcpy(&factor, scales + i, sizeof d);                                        \
+                    memcpy(&term, biases + i, sizeof d);                                          \
+                    d = (d - means[r]) * inverses[r] * factor;                                    \
+                    d = a->bias ? d + term : d;                                                   \
+                    type *to = (type *)a->y + row * width + at;                                   \
+                    if (at + LANES <= count)                                                      \
+                        memcpy(to, &d, sizeof d);                                                 \
+                    else                                                                          \
+                        memcpy(to, &d, smaller(width - i, LANES) * sizeof(type));                 \
+                }                                                                                 \
+            if (a->means)                                                                         \
+                memcpy((type *)a->means + row, &means, n * sizeof(type));                         \
+            if (a->inverses)                                                                      \
+                memcpy((type *)a->inverses + row, &inverses, n * sizeof(type));                   \
+        }                                                                                         \
+    }                                                                                             \
+                                                                                                  \
     ITEMS_OF(name, layer_normalization)                                                           \
     {                                                                                             \
         int64_t width = a->width, last = end * a->block < a->rows ? end * a->block : a->rows;     \
         const type *scale = a->scale, *bias = a->bias;                                            \
+        if (width <= SHORT) {                                                                     \
+            name##_short(a, begin * a->block, last);                                              \
+            return;                                                                               \
+        }                                                                                         \
         for (int64_t row = begin * a->block; row < last; row++) {                                 \
             const type *x = (const type *)a->x + row * width;                                     \
             type *y = (type *)a->y + row * width;                                                 \
-            type mean = a->centred ? (type)(sum(x, width, 0, 0) / width) : 0;                     \
-            type inverse = (type)(1 / sqrt(sum(x, width, mean, 1) / width + a->epsilon));         \
+            type mean = a->centred ? (type)(of##_sum(x, width, 0, 0) / width) : 0;                \
+            type inverse = (type)(1 / sqrt(of##_sum(x, width, mean, 1) / width + a->epsilon));    \
             if (bias)                                                                             \
                 IVDEP for (int64_t i = 0; i < width; i++)                                         \
                     y[i] = (x[i] - mean) * inverse * scale[i] + bias[i];                          \
@@ -182,8 +270,8 @@ NORMALIZE(group_normalization_float64, double, int64_t)
         }                                                                                         \
     }
 
-LAYER(layer_normalization_float32, float, group_normalization_float32_sum)
-LAYER(layer_normalization_float64, double, group_normalization_float64_sum)
+LAYER(layer_normalization_float32, float, group_normalization_float32)
+LAYER(layer_normalization_float64, double, group_normalization_float64)
 
 /* y = x * factor + term, both per channel; at least `low`. Without variances, scale and bias are factors and terms;
    otherwise they apply after standardization by means and variances. */

@@ -77,17 +77,6 @@ PLACES(places_int32_t, int32_t)
 
 typedef int32_t places __attribute__((vector_size(VECTOR_BYTES)));
 
-/* The elements of two vectors at these indices. */
-static inline vector permuted_of_two(vector a, vector b, places at)
-{
-#if defined(__clang__)
-    const places of_first = at < LANES;
-    return (vector)(((places)PERMUTED(a, at) & of_first) | ((places)PERMUTED(b, at) & ~of_first));
-#else
-    return __builtin_shuffle(a, b, at);
-#endif
-}
-
 /* The most vectors of the sums of rows from which one of a result is permuted; 0 if it reads more than two. */
 static int permuted_vectors(const struct resize *a)
 {
@@ -118,7 +107,7 @@ INLINED void permuted_row(const struct resize *a, const float *x, float *y, int6
         for (int64_t k = 0; k < taps; k++) {
             const int64_t at = along->first + k * count + j;
             const places own = (places)load_some((const float *)a->indices + at, some) - spans[0];
-            const vector taken = vectors > 1 ? permuted_of_two(sums[0], sums[1], own) : PERMUTED(sums[0], own);
+            const vector taken = vectors > 1 ? OF_TWO(LANES, sums[0], sums[1], own) : PERMUTED(sums[0], own);
             const vector part = taken * load_some((const float *)a->weights + at, some);
             result = k ? result + part : part;
         }
