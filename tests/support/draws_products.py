@@ -163,10 +163,11 @@ def scaled(node: Node, operation: str, **attrs: Any) -> Node:
     return fused([sums, real, joined("Mul", [real.outputs[0], scale])])
 
 
-@draws("DynamicQuantizeLinear")
-def _dynamic(rng: Source, name: str) -> Draw:
-    x = rng.numbers(rng.dims(rng.integers(4), least=0), "float32")
-    return Draw(name, [x], outputs=3)
+@draws("DynamicQuantizeLinear tflite.DynamicRangeCodes")
+def _dynamic(rng: Source, full_name: str) -> Draw:
+    name, domain = short_name(full_name)
+    x = rng.numbers(rng.dims(rng.integers(bool(domain), 4), least=0), "float32")
+    return Draw(name, [x], outputs=3, domain=domain, version=1 if domain else 26)
 
 
 @draws("com.microsoft.MatMulNBits")

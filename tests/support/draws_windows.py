@@ -103,10 +103,15 @@ def _codes_convolution(rng: Source, full_name: str) -> Draw:
     by_filter = () if not attrs else rng.pick((), (filters,))
     zeros = [rng.numbers((), x_dtype), rng.numbers(by_filter, w_dtype)]
     if "ConvInteger" in full_name:
+        by_image = rng.chance(0.4)  # a zero point of each, and a scale
+        ones, rest = [1] * (x.ndim - 2), [] if by_image else [4]
+        if by_image:
+            zeros[0] = rng.numbers((len(x), 1, *ones), x_dtype)
         if "(" in full_name:
-            inputs = [x, w, *zeros, np.array(0.25, np.float32)]
+            size = (len(x), rng.pick(1, filters), *ones) if by_image else ()
+            inputs = [x, w, *zeros, np.asarray(2.0 ** -rng.integers(1, 5, size), np.float32)]
             build = lambda node: scaled(node, "ConvInteger", **attrs)  # noqa: E731
-            return Draw(HOLDER, inputs, constants=[1, 3, 4], fused=build)
+            return Draw(HOLDER, inputs, constants=[1, 3, *rest], fused=build)
         return Draw("ConvInteger", [x, w, *zeros], attrs, constants=[1, 2, 3])
     # Scales that are powers of two make NumPy's sums of real numbers exact.
     scales = [np.array(0.5, np.float32), 2.0 ** -rng.integers(3, 6, zeros[1].shape)]

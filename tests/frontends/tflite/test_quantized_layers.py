@@ -295,34 +295,44 @@ def test_layer_of_dynamic_range_is_as_near_to_litert_as_that_rounds(name: str) -
 
 
 CONV_OPTIONS = {"stride_w": 1, "stride_h": 1}
+SIZES = np.array([1, 100, 0, 0.01], np.float32).reshape(-1, 1, 1, 1)
 IMAGES = {
     "same": (f(1, 9, 9, 4), {}),
     "Relu": (f(1, 8, 7, 4), {"fused_activation_function": 1}),
     "of one sign, strided": (np.abs(f(1, 12, 9, 4)) + 1, {"stride_w": 2, "stride_h": 2}),
     "valid, Relu6": (f(1, 9, 9, 4), {"padding": 1, "fused_activation_function": 3}),
+    "several": (f(4, 9, 9, 4) * SIZES, {}),
+    "several, of one position": (f(4, 3, 3, 4) * SIZES, {"padding": 1}),
+    "several, of one column": (f(4, 9, 3, 4) * SIZES, {"padding": 1}),
 }
 
 
+@pytest.mark.parametrize("backends", [["numpy"], ["native", "numpy"]], ids="-".join)
 @pytest.mark.parametrize("name", IMAGES)
-def test_convolution_of_dynamic_range_makes_codes_of_its_image_as_litert(name: str) -> None:
+def test_convolution_of_dynamic_range_makes_codes_of_each_image_as_litert(
+    name: str, backends: list[str]
+) -> None:
     x, options = IMAGES[name]
     given = {"w": (codes(8, 3, 3, 4), quantized(SCALES)), "b": (f(8), None)}
     file, feeds = hybrid("CONV_2D", x, ("Conv2DOptions", {**CONV_OPTIONS, **options}), 5, **given)
-    session = ps.compile(file)
-    (want,) = by_litert(file, feeds, 1, "BUILTIN_REF")
-    np.testing.assert_allclose(session(feeds["x"]), want, rtol=1e-4, atol=1e-4)
-    ops = " ".join(step.node.attrs.get("ops", "") for step in session.inspect.plan.steps).split()
-    assert "ConvInteger" in ops and "Conv" not in ops
+    session = ps.compile(file, backends=backends)
+    (want,), got = by_litert(file, feeds, 1, "BUILTIN_REF"), session(feeds["x"])
+    for image, wanted in zip(got, want, strict=True):
+        np.testing.assert_allclose(image, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+    nodes = [step.node for step in session.inspect.plan.steps]
+    ops = [name for n in nodes for name in n.attrs.get("ops", n.op.name).split()]
+    assert "ConvInteger" in ops
+    assert "Conv" not in ops
 
 
-def test_images_of_dynamic_range_that_are_several_are_not_made_codes() -> None:
-    """LiteRT makes codes of each over its own range; here the range is that of a tensor."""
+def test_images_of_dynamic_range_give_the_same_results_together_and_alone() -> None:
     given = {"w": (codes(8, 3, 3, 4), quantized(SCALES)), "b": (f(8), None)}
-    file, feeds = hybrid("CONV_2D", f(2, 9, 9, 4), ("Conv2DOptions", CONV_OPTIONS), 5, **given)
-    session = ps.compile(file)
-    (want,), got = by_litert(file, feeds, 1), session(feeds["x"])
-    assert np.abs(got - want).max() < 0.015 * np.abs(want).max()
-    assert "DynamicQuantizeLinear" not in [s.node.op.name for s in session.inspect.plan.steps]
+    x = f(4, 9, 9, 4) * SIZES
+    results = []
+    for images in (x, *x[:, None]):
+        file, feeds = hybrid("CONV_2D", images, ("Conv2DOptions", CONV_OPTIONS), 5, **given)
+        results.append(ps.compile(file)(feeds["x"]))
+    np.testing.assert_array_equal(results[0], np.concatenate(results[1:]))
 
 
 def dense_hybrid(

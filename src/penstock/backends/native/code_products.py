@@ -180,7 +180,9 @@ def products_of_images(
     site: Site, axes: Axes, x: Operand, weights: CodeWeights, rescaling: Rescaling
 ) -> NativeCall | None:
     """Return a call for a convolution of images of any strides with ``weights``, or None."""
-    if axes.are_rows and weights.groups == 1:
+    numbers = x.zero, rescaling.factors
+    by_image = any(_step_of_images(site, axes, own) for own in numbers)
+    if axes.are_rows and weights.groups == 1 and not by_image:
         return products_of_rows(site, x, weights, rescaling)
     call = _products(site, axes, x, _merged(weights), rescaling)
     if call is None:
@@ -402,6 +404,7 @@ def _call(
             *(*int64s(*map(WINDOW, (planes, rows, columns))), bounds),
             *(rescaling.low, rescaling.high, packed.where, count, *packed[4:6]),
             *(int(rescaling.by_filter), packed.factors_step),
+            *[_step_of_images(site, axes, own) for own in (late, factors)],
             *(axes.images, channels, filters, depth.size // 4, depth.deep // 4),
             *(block, chunk, reach, some, 128 if x.dtype == INT8 else 0),
             *(0 if late else operand.zero, None, None),
@@ -409,6 +412,14 @@ def _call(
         items=positions * -(-every // some),
         item_ns=max(part_ns(work), part_ns(read)) * some / every,
     )
+
+
+def _step_of_images(site: Site, axes: Axes, numbers: object) -> int:
+    """Return the step between the numbers of images; 0 if all images have the same."""
+    if not isinstance(numbers, Tensor) or axes.images == 1:
+        return 0
+    dims = site.tensor(numbers.index).dims
+    return math.prod(dims[1:]) if len(dims) > 2 and dims[0] == axes.images else 0
 
 
 def divided(
@@ -447,15 +458,18 @@ def code_bounds(
     return bounds
 
 
-def operand_zero(site: Site, i: int, dtype: np.dtype | None) -> int | Tensor | None:
-    """Return the zero point in input ``i`` (-1 for none); None if it is not of this dtype."""
+def operand_zero(
+    site: Site, i: int, dtype: np.dtype | None, images: int = 1
+) -> int | Tensor | None:
+    """Return the zero point in input ``i`` (-1 for none), or those of each of the ``images``; None
+    if it is not of this dtype."""
     type_ = None if i < 0 else site.input(i)
     if type_ is None:
         return 0
-    if type_.elements != 1 or type_.dtype != dtype:
+    if type_.elements not in (1, images) or type_.dtype != dtype:
         return None
     constant = site.constant(i)
-    return Tensor(i) if constant is None else int(constant.item())
+    return Tensor(i) if constant is None or constant.size > 1 else int(constant.item())
 
 
 def site_inputs(site: Site) -> Sequence[Value | None]:
@@ -500,13 +514,15 @@ def _numbers(
     type_, rank = site.tensor(i), len(site.output().dims)
     if type_.dtype != FLOAT32 or len(type_.dims) > rank:
         return None
-    by_axis = (*[1] * axis, filters, *[1] * (rank - axis - 1))
     dims = (*[1] * (rank - len(type_.dims)), *type_.dims)
-    if type_.elements not in (1, filters) or (type_.elements > 1 and dims != by_axis):
+    constant, most = site.constant(i), [1] * rank
+    most[axis] = filters
+    if axis == 1 < rank - 1 and constant is None:
+        most[0] = site.output().dims[0]  # of each image
+    if any(dim not in (1, n) for dim, n in zip(dims, most, strict=True)):
         return None
-    constant = site.constant(i)
     if constant is None:
-        return Tensor(i, own_order=True), type_.elements == filters
+        return Tensor(i, own_order=True), dims[axis] == filters
     return np.ascontiguousarray(np.broadcast_to(constant.reshape(-1), (filters,))), True
 
 

@@ -23,7 +23,7 @@ from penstock.backends.native.code_products import (
 )
 from penstock.backends.native.codes import check_order
 from penstock.backends.native.integer_panels import unpacked
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.native import NativeLibrary, library
@@ -148,18 +148,24 @@ def _rescaling(site: Site, node: Node, places: _Places, n: int) -> Rescaling | N
     return made.of_each(of_products(*scales, rounded=dtype == UINT8))
 
 
-@family("DynamicQuantizeLinear", work=by_memory)
+@family("DynamicQuantizeLinear", "tflite.DynamicRangeCodes", work=by_memory)
 def dynamically_quantized(site: Site) -> NativeCall | None:
-    """DynamicQuantizeLinear: quantize floats over their own range."""
-    x = site.tensor(0)
-    if x.dtype != FLOAT32:
+    """Quantize floats over their own range, or those of each image (DynamicRangeCodes)."""
+    x, images = site.tensor(0), 1
+    if site.node.op.name == "DynamicRangeCodes":
+        images, *_ = x.dims
+    if x.dtype != FLOAT32 or not images:
         return None
+    each = x.elements // images
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         check_order(x.dims, strides[:2])
-        words: tuple[Word, ...] = Tensor(0), *[site.result(i) for i in range(3)], x.elements
-        item_ns = rows_ns(10 * x.elements, rows=5)
-        return NativeCall("dynamically_quantized", words, 1, item_ns, restrided=restrided)
+        steps = [s and s[0] for s in strides] if images > 1 else []
+        if any(step not in (None, n) for step, n in zip(steps, (each, each, 1, 1), strict=False)):
+            raise UnsupportedError
+        words: tuple[Word, ...] = Tensor(0), *[site.result(i) for i in range(3)], each
+        item_ns = rows_ns(10 * each, rows=5)
+        return NativeCall("dynamically_quantized", words, images, item_ns, restrided=restrided)
 
     return restrided([None, None])
 

@@ -158,7 +158,7 @@ def integer_convolution(site: Site) -> NativeCall | None:
     zeros = of_each(w_zero.reshape(-1).astype(INT32), filters)
     name, count = ("native sums", zeros.tobytes()), conv.attrs.get("group", 1)
     weights = CodeWeights(w, w.shape, lambda w: w, zeros, name, groups=count)
-    zero = operand_zero(site, zero_at, x.dtype)
+    zero = operand_zero(site, zero_at, x.dtype, axes.images)
     if zero is None:
         return None
     return products_of_images(site, axes, Operand(x_at, zero), weights, rescaling)

@@ -64,8 +64,7 @@ def _convolve(c: OperatorConversion, weights: Value, groups: int, rank: int) -> 
     image, activation = c.channels_first(x, rank), c.option("fused_activation_function")
     given = c.quantizations[1]
     if given is not None and weights.dtype == INT8:
-        # The image becomes codes over its own range.
-        codes, scale, zero = c.emit_several("DynamicQuantizeLinear", [image], {}, count=3)
+        codes, scale, zero = c.emit_several("DynamicRangeCodes", [image], count=3, domain=TFLITE)
         sums = c.cast(c.emit("ConvInteger", [codes, weights, zero], **attrs), "float32")
         by = c.emit("Mul", [scale, c.constant(given.scale.reshape(-1, 1, 1), FLOAT32)])
         if bias is None:
@@ -89,16 +88,14 @@ def _channels(c: OperatorConversion, rank: int) -> int | None:
     return channels if isinstance(channels, int) else None
 
 
-def _is_one_image(c: OperatorConversion) -> bool:
-    """Whether a convolution of dynamic range has one image, whose range is that of the tensor."""
-    if not is_dynamic_range(c):
-        return False
+def _is_one_group(c: OperatorConversion) -> bool:
+    """Whether images of a convolution of dynamic range become codes: those in one group do."""
     x, w = c.shape(0), c.shape(1)
     is_known = x is not None and w is not None and len(x) == len(w) == 4
-    return is_known and x[0] == 1 and x[3] == w[3]  # type: ignore[index]
+    return is_known and x[3] == w[3] and is_dynamic_range(c)  # type: ignore[index]
 
 
-@operator_rule("CONV_2D", codes=layer_of_codes, integers=_is_one_image)
+@operator_rule("CONV_2D", codes=layer_of_codes, integers=_is_one_group)
 def conv(c: OperatorConversion) -> None:
     """Weights [outputs, height, width, channels of a group]."""
     weights = c.static_shape(1, "the weights") if c.shape(1) is not None else (0, 0, 0, 0)

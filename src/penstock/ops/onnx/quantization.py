@@ -339,7 +339,7 @@ def dequantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Con
     return _scaled(inputs, consts, node.attrs, _Scaling(dequantize, FLOAT32, FLOAT32, scratch))
 
 
-def _dynamic_parameters(x: np.ndarray) -> tuple[np.float32, np.uint8]:
+def dynamic_parameters(x: np.ndarray) -> tuple[np.float32, np.uint8]:
     """The scale and zero point that map the range of ``x``, extended to include 0, to uint8. A
     tensor of zeros has scale 1, as in ONNX Runtime; the definition would divide by 0.
     """
@@ -354,7 +354,7 @@ def _dynamic_parameters(x: np.ndarray) -> tuple[np.float32, np.uint8]:
 
 def quantize_to_float(x: np.ndarray, out: np.ndarray) -> np.float32:
     """Quantize ``x`` to uint8 over its own range; ``out`` receives codes minus zero point."""
-    scale, zero = _dynamic_parameters(x)
+    scale, zero = dynamic_parameters(x)
     np.divide(x, scale, out)
     np.rint(out, out)
     clip(out, np.float32(-int(zero)), np.float32(255 - int(zero)), out)
@@ -374,7 +374,7 @@ def dynamic_quantize(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
 
     def run(x: np.ndarray, *arrays: np.ndarray) -> None:
         out, out_scale, out_zero, workspace = arrays
-        scale, zero = _dynamic_parameters(x)
+        scale, zero = dynamic_parameters(x)
         plus = zero_of(np.asarray(zero))
         values = field(workspace)
         if size > BLOCK:

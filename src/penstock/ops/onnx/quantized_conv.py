@@ -136,7 +136,7 @@ class _Convolution:
         x, x_zero, w, w_zero, out, workspace = arguments
         left, values = self.left(workspace), self.values(workspace)
         x = np.moveaxis(x, -1, 1) if self.last else x
-        subtract_zero_point(x, None if x_zero is None else zero_of(x_zero.reshape(())), left)
+        subtract_zero_point(x, None if x_zero is None else zero_of(x_zero), left)
         parts = self.parts
         if parts is None:
             assert self.right is not None
@@ -183,8 +183,11 @@ def _check(
 
 
 def _infer_conv_integer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    shape = conv_shape(tensor(types, 0).shape, tensor(types, 1).shape, attrs)
-    _check(types, shape, (2,), (3,))
+    x, zero = tensor(types, 0).shape, tensor(types, 2).shape
+    shape = conv_shape(x, tensor(types, 1).shape, attrs)
+    # TFLite's images have a zero point each, [N, 1, ...].
+    by_image = None if x is None else (*x[:1], *[1] * len(x[1:]))
+    _check(types, shape, () if zero is not None and zero == by_image else (2,), (3,))
     return (TensorType(INT32, shape),)
 
 

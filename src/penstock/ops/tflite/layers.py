@@ -14,11 +14,12 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import fixed_point
-from penstock.ops.common.dtypes import INT8, INT16, INT32
+from penstock.ops.common.dtypes import INT8, INT16, INT32, UINT8
 from penstock.ops.common.elementwise import plain_sigmoid
 from penstock.ops.common.integer_curves import integer_logistic, integer_tanh
 from penstock.ops.common.products import product_work
 from penstock.ops.common.shape_rules import check_shape, match_dims, same_dim, tensor
+from penstock.ops.onnx.quantization import dynamic_parameters, store, zero_of
 from penstock.ops.registry import TFLITE, array_operator, operator
 
 _ACTIVATIONS: dict[int, Any] = {
@@ -285,6 +286,30 @@ def dynamic_range_dense(
     y = y if bias is None else bias + y
     low, high = limits
     return np.clip(y, low, high).astype(np.float32).reshape(*x.shape[:-1], w.shape[0])
+
+
+def _infer_image_codes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shape = tensor(types, 0).shape
+    by_image = None if shape is None else (*shape[:1], *[1] * len(shape[1:]))
+    codes = TensorType(UINT8, shape)
+    return codes, TensorType(FLOAT32, by_image), TensorType(UINT8, by_image)
+
+
+@operator("DynamicRangeCodes", domain=TFLITE, infer=_infer_image_codes)
+def dynamic_range_codes(node: Node, types: Types) -> Kernel:
+    """The codes, scale and zero point of each image of a batch [N, ...], over the range of the
+    image, as DynamicQuantizeLinear computes them; scales and zero points are [N, 1, ...]."""
+
+    def function(*inputs: RunValue) -> RunValue:
+        (x,) = inputs
+        codes, one = np.empty(x.shape, UINT8), (len(x), *[1] * (x.ndim - 1))
+        scales, zeros = np.empty(one, np.float32), np.empty(one, UINT8)
+        for i, image in enumerate(x):
+            scales[i], zeros[i] = dynamic_parameters(image)
+        store(x / scales, zero_of(zeros), codes, True)
+        return codes, scales, zeros
+
+    return Kernel(function)
 
 
 def _ranges(least: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -547,17 +547,23 @@ def _of_convolution(node: Node, inputs: _Inputs) -> Packed:
 @_rule(
     *("ConvTranspose", "QLinearConv", "ConvInteger", "MaxPool", "AveragePool", "LpPool"),
     *("GlobalMaxPool", "GlobalAveragePool", "BatchNormalization", "InstanceNormalization"),
-    *("GroupNormalization", "LRN", "DepthToSpace", "SpaceToDepth"),
+    *("GroupNormalization", "LRN", "DepthToSpace", "SpaceToDepth", "tflite.DynamicRangeCodes"),
 )
 def _of_samples(node: Node, inputs: _Inputs) -> Packed:
     """Return the form of a node that maps each element along the first axis of its first input
-    separately, without outputs such as batch statistics or indices into the batch."""
-    axes = _only(inputs)
-    _want_plain(axes[1:])
+    separately, without outputs such as batch statistics or indices into the batch. Other inputs
+    with rows have numbers for each of these elements."""
+    axes = _only(inputs[:1])
+    for own in filter(None, inputs):
+        if len(own) != len(axes) or own[0] != axes[0]:
+            raise Stays("combines different rows")
+        _want_plain(own[1:])
     if node.attrs.get("training_mode", 0):
         raise Stays("computes statistics over all rows")
-    rest = map(features, static_dims(node.outputs[0])[1:])
-    return Packed([(axes[0], *rest)], inputs)
+    # Further outputs are indices into the batch, but for those of codes.
+    outputs = node.outputs if node.op.name == "DynamicRangeCodes" else node.outputs[:1]
+    dims = [static_dims(output)[1:] for output in outputs]
+    return Packed([(axes[0], *map(features, rest)) for rest in dims], inputs)
 
 
 @_rule("LSTM", "GRU", "RNN")

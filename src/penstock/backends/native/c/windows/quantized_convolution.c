@@ -50,7 +50,7 @@ typedef struct {
 struct quantized_convolution {
     const uint8_t *x;
     const int8_t *weights; /* panels; rows of the matrix are in order of parts */
-    const uint8_t *x_zero; /* NULL to use `zero` */
+    const uint8_t *x_zero; /* of each image, or of all; NULL to use `zero` */
     const int32_t *sums, *terms, *zeros; /* per filter: sums of weights, addends, zero points; or NULL */
     const float *factors, *offsets;      /* NULL to store sums; offsets may be NULL for real numbers */
     void *y;
@@ -61,6 +61,7 @@ struct quantized_convolution {
     int64_t count;                     /* of groups */
     int64_t weights_step, filter_step; /* between groups of weights: in bytes, and in elements of sums */
     int64_t factor_step, factors_step; /* between factors of filters: 1 or 0; and of weight groups */
+    int64_t image_zeros, image_factors; /* between zero points and factors of images */
     int64_t images, channels, filters; /* filters of a group */
     int64_t quads, deep;               /* of a part; of a tile */
     int64_t block, chunk, reach, some; /* of an item: rows, columns, more that are read; panels */
@@ -159,16 +160,7 @@ INLINED bytes codes_of_vectors(const bytes *sums, const scales near, const scale
         UNROLLED(v, count)
             whole[v] = copies[v];
     }
-    const bytes zero = V(set1_epi16)((int16_t)b->zero);
-    bytes codes = V(packus_epi16)(V(adds_epi16)(V(packs_epi32)(whole[0], whole[1]), zero),
-                                  V(adds_epi16)(V(packs_epi32)(whole[2], whole[3]), zero));
-#if defined(__AVX512BW__)
-    if (ordered)
-        codes = V(permutexvar_epi32)(V(set_epi32)(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0), codes);
-#elif defined(__AVX2__)
-    if (ordered)
-        codes = V(permutevar8x32_epi32)(codes, V(set_epi32)(7, 3, 6, 2, 5, 1, 4, 0));
-#endif
+    bytes codes = packed_codes(whole, b->zero, ordered);
     codes = V(min_epu8)(codes, V(set1_epi8)((char)((int64_t)b->high + b->zero)));
     return V(max_epu8)(codes, V(set1_epi8)((char)b->low)) ^ V(set1_epi8)((char)b->change);
 #else
@@ -421,7 +413,7 @@ static void set_positions(const struct quantized_convolution *a, view *s, int64_
     uint8_t *y = (uint8_t *)a->y + (s->image * to->image + s->plane * to->slice + s->row * to->row +
                                     s->column * to->column + (s->group.y + filter) * to->channel) * size;
     s->offsets = a->offsets ? a->offsets + scaled : NULL;
-    s->factors = a->factors ? a->factors + scaled * a->factor_step : NULL;
+    s->factors = a->factors ? a->factors + scaled * a->factor_step + s->image * a->image_factors : NULL;
     s->zeros = a->zeros ? a->zeros + s->group.weights * a->filter_step + filter : NULL;
     for (int64_t i = 0, row = first / s->apart, column = first % s->apart; i < count; row++, column = 0) {
         const int64_t n = smaller(count - i, s->apart - column), step = s->step, width = to->column * size;
@@ -599,8 +591,6 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
     const int is_signed = are_signed(a);
     view s; /* not set, as it is large */
     s.change = is_signed ? 0 : (uint8_t)a->change;
-    const uint8_t zero = (a->x_zero ? *a->x_zero : (uint8_t)a->zero) ^ s.change;
-    const int32_t less = is_signed ? (int8_t)zero : zero;
     _Alignas(64) int32_t c[SUMS + CHUNK];
     _Alignas(64) int32_t start[GROUP * PANEL];
     const int64_t inputs = blocks * chunks * a->planes->count * a->images * a->count; /* of items */
@@ -612,6 +602,8 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
         s.plane = digit_of(&rest, a->planes->count);
         s.image = digit_of(&rest, a->images);
         s.group = a->groups[digit_of(&rest, a->count)];
+        const uint8_t zero = (a->x_zero ? a->x_zero[s.image * a->image_zeros] : (uint8_t)a->zero) ^ s.change;
+        const int32_t less = is_signed ? (int8_t)zero : zero;
         const int64_t low = rest * a->some, begun = s.group.weights * a->filter_step;
         s.columns = smaller(a->chunk, v->count - s.column);
         s.rows = smaller(a->block, u->count - s.row);
@@ -920,7 +912,7 @@ ITEMS_OF(code_depthwise, code_depthwise)
     }
 }
 
-/* Quantization of real numbers over their own range, 0 included: one item. */
+/* Quantization of real numbers over their own range, 0 included; items are images. */
 struct dynamically_quantized {
     const float *x;
     uint8_t *y;
@@ -931,7 +923,8 @@ struct dynamically_quantized {
 
 ITEMS_OF(dynamically_quantized, dynamically_quantized)
 {
-    *a->zero = (uint8_t)to_codes(a->y, a->x, a->count, a->scale);
+    for (int64_t i = begin; i < end; i++)
+        a->zero[i] = (uint8_t)to_codes(a->y + i * a->count, a->x + i * a->count, a->count, a->scale + i);
 }
 
 KERNELS(quantized_convolution, KERNEL(quantized_convolution, quantized_convolution),
