@@ -13,10 +13,12 @@ from penstock.core.errors import InvalidInput, PenstockError
 from penstock.host.native import library
 from tests.session.test_opening import calls_of
 from tests.support.onnx_text import compile_text
+from tests.support.tflite_models import model, subgraph
 
 ADD = (
     "g (float[N,2] x, float[N,2] y) => (float[N,2] z, float[N,2] w) { z = Add(x, y) w = Mul(x, y) }"
 )
+FLOATS, SUB = ("float32", [2, 2]), ("SubOptions", {})
 X, Y = np.arange(4, dtype=np.float32).reshape(2, 2), np.ones((2, 2), np.float32)
 
 
@@ -91,4 +93,27 @@ def test_run_again_with_arrays_of_the_same_types_makes_three_calls():
     with compile_text("g (float[N,2] x) => (float[N,2] z) { z = Neg(x) }", threads=1) as session:
         session.run({"x": X})
         assert calls_of(session.run, {"x": X}) == 3
+        assert calls_of(session.run, {"x": X}, ["z"]) == 3
         assert calls_of(session.run, {"x": X[:1]}) > 3
+
+
+@pytest.mark.parametrize("fed_before", [False, True])
+def test_run_again_by_other_names_of_inputs_makes_three_calls(fed_before: bool) -> None:
+    """The names of a signature of the first subgraph of a TFLite file."""
+    if library() is None:
+        pytest.skip("without compiled kernels, feeds are looked at in Python")
+    names = [{"name": "a", "tensor_index": 0}, {"name": "b", "tensor_index": 1}]
+    file = model(
+        [subgraph({"x": FLOATS, "y": FLOATS}, [("SUB", ["x", "y"], ["z"], SUB)], ["z"])],
+        signature_defs=[{"inputs": names, "outputs": [], "signature_key": "s"}],
+    )
+    with ps.compile(file, threads=1) as session:
+        if fed_before:
+            session.run({"x": X, "y": Y})
+        session.run({"a": X, "b": Y})
+        for feeds in ({"a": X, "b": Y}, {"x": X, "y": Y}, {"b": Y, "x": X}):
+            assert calls_of(session.run, feeds) == 3
+            assert session.run(feeds)["z"].tolist() == (X - Y).tolist()
+        for feeds in ({"a": X, "x": Y}, {"b": X}, {"a": X, "b": Y, "x": Y}):
+            with pytest.raises(InvalidInput):
+                session.run(feeds)

@@ -39,11 +39,11 @@ class Extract:
     targets: tuple[str, ...] = ()
 
 
-ExpectedFeeds: TypeAlias = tuple[tuple[str, np.dtype, tuple[int, ...]], ...]
+ExpectedFeeds: TypeAlias = tuple[tuple[str, str, np.dtype, tuple[int, ...]], ...]
 
 
 class LatestPlan(NamedTuple):
-    """The plan that was used last, and its key. ``expected``: the name, dtype and shape of each
+    """The plan that was used last, and its key. ``expected``: two names, dtype and shape of each
     input if arrays of just these need no further check before the plan runs, else None."""
 
     key: Hashable
@@ -116,6 +116,8 @@ class Subgraph:
         # sessions see the same shapes again and again.
         self.lock = threading.RLock()
         self.last = NO_PLAN
+        # Other names by which inputs have been fed.
+        self.aliases: dict[str, str] = {}
 
     @cached_property
     def varying(self) -> VaryingShapes:
@@ -213,7 +215,7 @@ class Subgraph:
                 return None
             if not self.not_packed and i in self.masks and math.prod(shape) >= self.least_mask:
                 return None  # its contents decide which plan is used
-            expected.append((name, dtype, shape))
+            expected.append((name, self.aliases.get(name, name), dtype, shape))
         return tuple(expected)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from penstock.compiler.subgraph import Extract, Subgraph, compile_guard
+from penstock.compiler.subgraph import NO_PLAN, Extract, Subgraph, compile_guard
 from penstock.core.errors import MAX_PROBLEMS, InvalidInput, quoted, suggest
 from penstock.core.records import NamedTuple, cached_property
 from penstock.core.types import (
@@ -403,6 +403,9 @@ class Subgraphs:
             if value_name in by_value:
                 raise InvalidInput(f"{value_name!r} is fed twice, once as {name!r}; feed it once")
             by_value[value_name] = value
+            if name != value_name and value_name not in self.main.aliases:
+                self.main.aliases[value_name] = name
+                self.main.last = NO_PLAN  # which knows the other names only
         return by_value
 
     def value(self, name: str, role: str) -> Value:

@@ -44,10 +44,13 @@ static PyObject *feeds_taken(PyObject *module, PyObject *const *arguments, Py_ss
     for (Py_ssize_t i = 0; values && values != Py_None && i < size; i++) {
         PyObject *input = PyTuple_GetItem(expected, i);
         /* An owned reference: another thread may change the dict. */
-        PyObject *value = PyObject_GetItem(feeds, PyTuple_GetItem(input, 0));
-        if (!value && PyErr_ExceptionMatches(PyExc_KeyError))
-            PyErr_Clear();
-        if (value && is_expected(value, PyTuple_GetItem(input, 1), PyTuple_GetItem(input, 2)))
+        PyObject *value = NULL;
+        for (int name = 0; !value && name < 2; name++) {
+            value = PyObject_GetItem(feeds, PyTuple_GetItem(input, name));
+            if (!value && PyErr_ExceptionMatches(PyExc_KeyError))
+                PyErr_Clear();
+        }
+        if (value && is_expected(value, PyTuple_GetItem(input, 2), PyTuple_GetItem(input, 3)))
             PyTuple_SetItem(values, i, value);
         else {
             Py_XDECREF(value);
@@ -113,7 +116,7 @@ static PyObject *outputs_writable(PyObject *module, PyObject *const *arguments, 
 PyMethodDef feeds_functions[] = {
     {"are_strings", feeds_are_strings, METH_O, "are_strings(x): whether all elements are of class str."},
     {"taken", FAST(feeds_taken),
-     "taken(expected, feeds): the values of a dict in the order of (name, dtype, shape) in `expected`; "
+     "taken(expected, feeds): the values of a dict in the order of (name, other name, dtype, shape) in `expected`; "
      "None if others are given, or arrays of other types."},
     {"named", FAST(outputs_named), "named(names, values): a dict."},
     {"writable", FAST(outputs_writable),
