@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.backends.dynamic_shapes import KernelCache
 from penstock.build import GraphBuilder
+from penstock.host.native import library
 from tests.support.sweeps import sweep
 from tests.support.timing import SOON
 
@@ -263,6 +264,25 @@ def test_masks_of_any_type_and_heads_of_all_samples_on_one_axis_are_recognized(f
     live = mask.copy()
     live[-1] = True  # the mask hides no row, so that all are computed
     np.testing.assert_allclose(first[live], want[live], 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("form", ["int", "float", "bool", "bias"])
+def test_masks_that_hide_nothing_need_no_look_at_the_plans(form, monkeypatch):
+    if library() is None:
+        pytest.skip("without compiled kernels, feeds are looked at in Python")
+    session = ps.compile(attention_of(form), cache=False, dead_rows="any")
+    mask = padded(24, 24, 24, 24)
+    feeds = feeds_of(session, mask)
+    given = np.zeros((4, 1, 1, 24)) if form == "bias" else ~mask if form == "bool" else mask
+    given = feeds["attention_mask"] = given.astype(feeds["attention_mask"].dtype)
+    want = session.run(feeds)["y"]
+    with monkeypatch.context() as patch:
+        patch.setattr(session._plans, "look_up", None)  # which other runs call
+        np.testing.assert_array_equal(session.run(feeds)["y"], want)
+    assert session.stats.plans_made == 1
+    given[1:, ..., 3:] = {"bias": -1e9, "bool": True}.get(form, 0)
+    session.run(feeds)
+    assert session.stats.plans_made == 2
 
 
 @pytest.mark.parametrize("form", ["float", "bool"])

@@ -17,6 +17,7 @@ that assigns slots to values both call this, and so agree.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 
 import numpy as np
 
@@ -321,9 +322,7 @@ class _Annotator:
         source, *rest = node.inputs
         dummy = self._dummy(source)
         if dummy is None or source is None or not self._is_fixed(node):
-            (value, *_), perm = node.outputs, node.attrs.get("perm")
-            if node.op.full_name == "Transpose" and value is not None and is_plannable(value.type):
-                self.memory.expected[value] = tuple(np.argsort(perm).tolist()) if perm else ()
+            self._dynamic_view(node, kernel)
             return
         function = kernel.function
         if node in self.remote:  # its view has the same elements as that of the dummies on NumPy
@@ -345,6 +344,22 @@ class _Annotator:
         for value, array in zip(node.outputs, arrays, strict=False):
             if value is not None:
                 self._place_view(value, array, source, dummy)
+
+    def _dynamic_view(self, node: Node, kernel: Kernel) -> None:
+        """Expect an order of a Transpose, and that a view which this order does not allow copies:
+        patches of an image that is fed, for instance."""
+        (value, *_), perm, (source, *rest) = node.outputs, node.attrs.get("perm"), node.inputs
+        if node.op.full_name == "Transpose" and value is not None and is_plannable(value.type):
+            self.memory.expected[value] = tuple(np.argsort(perm).tolist()) if perm else ()
+            return
+        order = () if source is None else self.memory.expected.get(source, ())
+        on_host = node not in self.away and node not in self.remote and self.planned
+        if order and on_host and source is not None and self._is_fixed(node):
+            dummy = _untouched(source, dense_strides(source.type, order))
+            with suppress(IndexError, TypeError, ValueError):  # as a run would raise
+                array = kernel.function(dummy, *[None if v is None else v.const for v in rest])
+                if dummy.size and len(node.outputs) == 1 and not np.may_share_memory(array, dummy):
+                    self._copy(node)
 
     def _is_fixed(self, node: Node) -> bool:
         """Whether a view needs no step. Those that read what waits for other nodes need one; those
@@ -382,18 +397,21 @@ class _Annotator:
             return None
         dummy = self._dummies.get(value)
         if dummy is None:
-            assert isinstance(value.type, TensorType)
-            strides = self.memory.strides[value] or None
-            try:
-                dummy = np.empty(value.type.dims, value.type.dtype)
-                # Pages that are not touched take no memory.
-                dummy = np.ndarray(dummy.shape, dummy.dtype, dummy, 0, strides)
-            except (MemoryError, ValueError) as error:
-                raise LimitExceeded(
-                    f"value {value.name!r} of type {value.type} does not fit into memory"
-                ) from error
-            self._dummies[value] = dummy
+            dummy = self._dummies[value] = _untouched(value, self.memory.strides[value] or None)
         return dummy if dummy.size else None
+
+
+def _untouched(value: Value, strides: tuple[int, ...] | None) -> np.ndarray:
+    """Return an array for a value of static dims, of which no page is touched, and none thus takes
+    memory. Raises ``LimitExceeded``."""
+    assert isinstance(value.type, TensorType)
+    try:
+        array = np.empty(value.type.dims, value.type.dtype)
+        return np.ndarray(array.shape, array.dtype, array, 0, strides)
+    except (MemoryError, ValueError) as error:
+        raise LimitExceeded(
+            f"value {value.name!r} of type {value.type} does not fit into memory"
+        ) from error
 
 
 def _matches(type_: Type, strides: tuple[int, ...], order: Order) -> bool:

@@ -39,12 +39,13 @@ class Extract:
     targets: tuple[str, ...] = ()
 
 
-ExpectedFeeds: TypeAlias = tuple[tuple[str, str, np.dtype, tuple[int, ...]], ...]
+ExpectedFeeds: TypeAlias = tuple[tuple[str, str, np.dtype, tuple[int, ...], float | None], ...]
 
 
 class LatestPlan(NamedTuple):
     """The plan that was used last, and its key. ``expected``: two names, dtype and shape of each
-    input if arrays of just these need no further check before the plan runs, else None."""
+    input, and what lower elements of a mask hide, if arrays of just these, and masks that hide
+    nothing, need no further check before the plan runs, else None."""
 
     key: Hashable
     executor: Executor | None
@@ -213,9 +214,12 @@ class Subgraph:
                 return None
             if shape is None:
                 return None
+            lowest = None
             if not self.not_packed and i in self.masks and math.prod(shape) >= self.least_mask:
-                return None  # its contents decide which plan is used
-            expected.append((name, self.aliases.get(name, name), dtype, shape))
+                from penstock.ops.internal.packed import LOWEST  # only some sessions need it
+
+                lowest = LOWEST  # its contents decide which plan is used
+            expected.append((name, self.aliases.get(name, name), dtype, shape, lowest))
         return tuple(expected)
 
 

@@ -91,7 +91,8 @@ class _Inserter:
         for node in with_checkpoints(graph.nodes):
             for _, inner in node.graphs if node.nests else ():
                 self.graph(inner, scope, node.op.role in _LOOPS)
-            kernel, order = self.kernels.get(node), self.memory.orders.get(node)
+            kernel, copied = self.kernels.get(node), self.memory.copied
+            order = self.memory.orders.get(node, () if node in copied else None)
             if order is not None and kernel is not None and kernel.layout.any_layout:
                 order = kernel.layout.dims_order  # any order, the same as the output's
             for i in () if kernel is None or order is None else self.contiguous(node, kernel):
