@@ -322,13 +322,6 @@ def grow_caches() -> type[Pass]:
     return GrowCaches
 
 
-@lazy_pass("Expand")
-def store_repeats() -> type[Pass]:
-    from penstock.passes.lowering.store_repeats import StoreRepeats
-
-    return StoreRepeats
-
-
 def _rounds_to_bfloat16(graph: Graph, context: PassContext) -> bool:
     return any(n.op.full_name == "Cast" and n.attrs.get("to") == _BFLOAT16 for n in graph.walk())
 
@@ -422,7 +415,6 @@ LOWER: tuple[Pass, ...] = (
     recognize_attention,
     bind_variables,
     grow_caches,
-    store_repeats,
     # Casts are fused with the product that reads them rather than with the preceding chain.
     round_operands,
     Fuse(),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+import penstock as ps
 from penstock.analysis.type_inference import infer_types
 from penstock.analysis.value_memory import value_memory
+from penstock.build import GraphBuilder
 from penstock.ir.graph import Graph, Node
 from penstock.ir.kernel import Kernel, LayoutHints
 from penstock.ir.layout import channels_last
@@ -203,6 +206,32 @@ def test_assign_layouts_reshape_of_what_is_fed_or_to_a_result_reads_a_copy(sourc
     )
     assert changed
     assert [name for name in names(graph) if name != "Neg"] == ["Transpose", "Reorder", "Reshape"]
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape", "target", "is_copied"),
+    [
+        ((2, 4, 1, 3), (2, 4, 5, 3), (2, 20, 3), True),
+        ((2, 1, 3), (2, 4, 3), (8, 3), True),
+        ((2, 1, 3), (2, 4, 3), (2, 12), True),
+        ((1, 3), (4, 3), (12,), True),
+        ((1, 1, 3), (4, 5, 3), (20, 3), False),  # both repeat
+        ((2, 1, 3), (2, 4, 3), (2, 2, 2, 3), False),
+        ((2, 1, 3), (2, 4, 3), (2, 1, 4, 3, 1), False),
+        ((6, 1), (6, 4), (2, 3, 4), False),
+        ((3,), (2, 3), (6,), True),
+    ],
+)
+def test_assign_layouts_repeats_that_a_reshape_merges_are_copied(dims, shape, target, is_copied):
+    b = GraphBuilder()
+    x = b.input("x", "float32", list(dims))
+    repeated = b.op("Expand", b.op("Neg", x), np.array(shape))
+    b.output("y", b.op("Relu", b.op("Reshape", repeated, np.array(target))))
+    session = ps.compile(b.model(), cache=False)
+    assert ("Reorder" in [s.node.op.name for s in session.inspect.plan.steps]) == is_copied
+    x = np.random.default_rng(3).standard_normal(dims, np.float32)
+    wanted = np.maximum(np.broadcast_to(-x, shape).reshape(target), 0)
+    np.testing.assert_array_equal(session.run({"x": x})["y"], wanted)
 
 
 def test_assign_layouts_reshape_that_is_no_view_reads_a_copy():
