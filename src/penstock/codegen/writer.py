@@ -241,7 +241,8 @@ def write_program(
 def _turned(plan: Plan, tasks: Tasks | None, form: ProgramForm) -> TurnedInputs:
     """Find the transposed inputs that kernels read through (``codegen.turned``)."""
     alone = tasks is None and not form.observed and not plan.captures
-    if not alone or all(step.node.op.name != "Transpose" for step in plan.steps):
+    fed = (step for step in plan.steps if step.inputs and step.inputs[0] in plan.inputs)
+    if not alone or all(step.node.op.name != "Transpose" for step in fed):
         return {}
     from penstock.codegen.turned import turned_inputs  # few plans have such steps
 

@@ -39,13 +39,13 @@ class Extract:
     targets: tuple[str, ...] = ()
 
 
-ExpectedFeeds: TypeAlias = tuple[tuple[str, str, np.dtype, tuple[int, ...], float | None], ...]
+ExpectedFeeds: TypeAlias = tuple[tuple[str, str, np.dtype, tuple[int, ...], bool], ...]
 
 
 class LatestPlan(NamedTuple):
     """The plan that was used last, and its key. ``expected``: two names, dtype and shape of each
-    input, and what lower elements of a mask hide, if arrays of just these, and masks that hide
-    nothing, need no further check before the plan runs, else None."""
+    input, and whether it is a mask, if arrays of just these, and masks that hide nothing, need no
+    further check before the plan runs, else None."""
 
     key: Hashable
     executor: Executor | None
@@ -214,12 +214,10 @@ class Subgraph:
                 return None
             if shape is None:
                 return None
-            lowest = None
-            if not self.not_packed and i in self.masks and math.prod(shape) >= self.least_mask:
-                from penstock.ops.internal.packed import LOWEST  # only some sessions need it
-
-                lowest = LOWEST  # its contents decide which plan is used
-            expected.append((name, self.aliases.get(name, name), dtype, shape, lowest))
+            # Whether its contents decide which plan is used.
+            decides = not self.not_packed and i in self.masks
+            decides = decides and math.prod(shape) >= self.least_mask
+            expected.append((name, self.aliases.get(name, name), dtype, shape, decides))
         return tuple(expected)
 
 

@@ -305,7 +305,7 @@ class GivenOutputs:
             return None
         names = [self._request.subgraph.outputs[i] for i in self.direct]
         arrays = zip(names, self.arrays, strict=True)
-        expected = tuple([(name, name, array.dtype, array.shape, None) for name, array in arrays])
+        expected = tuple([(name, name, array.dtype, array.shape, False) for name, array in arrays])
         return GivenPlan(ref(base), expected, ref(executor))
 
     def _can_be_written(self, array: np.ndarray, name: str, values: RunValues) -> bool:

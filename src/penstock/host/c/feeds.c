@@ -34,10 +34,11 @@ static int is_expected(PyObject *given, PyObject *dtype, PyObject *shape)
     return PyArray_TYPE(x) != NPY_OBJECT || (PyArray_IS_C_CONTIGUOUS(x) && holds_strings(x));
 }
 
-/* Whether a mask in C order hides nothing, for certain: all elements are 0 or none is, and no float is at most `lowest`
-   (compiler/padding.py). */
-static int hides_nothing(PyArrayObject *x, double lowest)
+/* Whether a mask in C order hides nothing, for certain: all elements are 0 or none is, and no float is at most LOWEST
+   (compiler/padding.py, ops/internal/packed.py). */
+static int hides_nothing(PyArrayObject *x)
 {
+    enum { LOWEST = -9000 };
     const npy_intp count = PyArray_SIZE(x);
     const void *const data = PyArray_DATA(x);
     int zeros = 0, others = 0, hidden = 0;
@@ -53,7 +54,7 @@ static int hides_nothing(PyArrayObject *x, double lowest)
         case NPY_BOOL: case NPY_INT8: case NPY_UINT8: LOOK(int8_t, 0);
         case NPY_INT32: case NPY_UINT32: LOOK(int32_t, 0);
         case NPY_INT64: case NPY_UINT64: LOOK(int64_t, 0);
-        case NPY_FLOAT32: LOOK(float, e <= (float)lowest);
+        case NPY_FLOAT32: LOOK(float, e <= LOWEST);
         default: return 0;
     }
 #undef LOOK
@@ -75,9 +76,8 @@ static PyObject *feeds_taken(PyObject *module, PyObject *const *arguments, Py_ss
             if (!value && PyErr_ExceptionMatches(PyExc_KeyError))
                 PyErr_Clear();
         }
-        PyObject *const lowest = PyTuple_GetItem(input, 4); /* of masks */
         if (value && is_expected(value, PyTuple_GetItem(input, 2), PyTuple_GetItem(input, 3)) &&
-            (lowest == Py_None || hides_nothing((PyArrayObject *)value, PyFloat_AsDouble(lowest))))
+            (PyTuple_GetItem(input, 4) == Py_False || hides_nothing((PyArrayObject *)value)))
             PyTuple_SetItem(values, i, value);
         else {
             Py_XDECREF(value);
@@ -143,7 +143,7 @@ static PyObject *outputs_writable(PyObject *module, PyObject *const *arguments, 
 PyMethodDef feeds_functions[] = {
     {"are_strings", feeds_are_strings, METH_O, "are_strings(x): whether all elements are of class str."},
     {"taken", FAST(feeds_taken),
-     "taken(expected, feeds): the values of a dict in the order of (name, other name, dtype, shape, lowest) in `expected`, where `lowest` is that of a mask, which hides nothing, or None; "
+     "taken(expected, feeds): the values of a dict in the order of (name, other name, dtype, shape, is a mask) in `expected`, where masks hide nothing; "
      "None if others are given, or arrays of other types."},
     {"named", FAST(outputs_named), "named(names, values): a dict."},
     {"writable", FAST(outputs_writable),
