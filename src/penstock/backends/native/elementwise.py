@@ -130,7 +130,8 @@ def elementwise_call(site: Site) -> NativeCall | None:
     if not output.elements or len(site.tensors) != len(site.node.inputs) + 1:
         return None
     program = _Program(site)
-    if site.node.op.full_name == "tflite.IntegerArithmetic" and len(program.inputs) == 2:
+    is_pair = site.node.op.full_name == "tflite.IntegerArithmetic" and len(program.inputs) == 2
+    if is_pair and site.attr("operation", "") != "SquaredDifference":
         from penstock.backends.native.codes import integer_pair
 
         pair = integer_pair(site.node, QUANTIZED_KINDS[_name(output)])

@@ -292,7 +292,7 @@ def _rescaled(x: Term, by: Multiplier) -> Term:
 def _integer_arithmetic(attrs: Attrs, a: Term, b: Term) -> Term:
     """Return a sum, difference or product of 8-bit codes in integer arithmetic."""
     # Lazy import: only quantized models need it.
-    from penstock.ops.common.fixed_point import TERM_BITS, pair_multipliers
+    from penstock.ops.common.fixed_point import bits_of_terms, pair_multipliers
 
     operation, zeros = attrs["operation"], attrs["zero_points"]
     *by, of_result = pair_multipliers(operation, attrs["scales"])
@@ -300,8 +300,10 @@ def _integer_arithmetic(attrs: Attrs, a: Term, b: Term) -> Term:
         raise UnsupportedError  # the multiplied integers would wrap
     x, y = [converted(v, "f8") - float(zero) for v, zero in zip((a, b), zeros, strict=False)]
     if by:
-        x, y = [_rescaled(v * 2.0**TERM_BITS, own) for v, own in zip((x, y), by, strict=True)]
-    total = x * y if operation == "Mul" else x - y if operation == "Sub" else x + y
+        one = 2.0 ** bits_of_terms(operation)
+        x, y = [_rescaled(v * one, own) for v, own in zip((x, y), by, strict=True)]
+    total = x * y if operation == "Mul" else x + y if operation == "Add" else x - y
+    total = total * total if operation == "SquaredDifference" else total
     low, high = map(float, attrs["code_limits"])
     result = _min(_max(_rescaled(total, of_result) + float(zeros[2]), low), high)
     return converted(result, "i4")

@@ -389,7 +389,7 @@ def layer_of_codes(c: OperatorConversion, places: Sequence[int] = (0, 1, 2)) -> 
     value = c.inputs[bias_at] if count > bias_at else None
     if value is not None and (value.const is None or not bias or not bias.is_of_products(x, w)):
         return None
-    return _code_layer(c, x, w, c.dtype(at))
+    return code_layer(c, x, w, c.dtype(at))
 
 
 def is_dynamic_range(c: OperatorConversion) -> bool:
@@ -412,10 +412,10 @@ def is_dynamic_range(c: OperatorConversion) -> bool:
 def image_of_codes(c: OperatorConversion) -> CodeLayer | None:
     """Return the codes' parameters of an operator on an image, whose elements count alike."""
     x, *_ = [*c.quantizations, None]
-    return None if x is None else _code_layer(c, x, Quantization([1.0], [0]), c.dtype(0))
+    return None if x is None else code_layer(c, x, Quantization([1.0], [0]), c.dtype(0))
 
 
-def _code_layer(
+def code_layer(
     c: OperatorConversion, x: Quantization, w: Quantization, given: np.dtype | None
 ) -> CodeLayer | None:
     """Return the parameters of an operator's 8-bit codes and the activation's bounds, or None."""

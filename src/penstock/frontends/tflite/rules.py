@@ -16,6 +16,7 @@ from penstock.frontends.tflite.conversion import (
     BOUNDS,
     CodeLayer,
     OperatorConversion,
+    code_layer,
     dequantized,
     emit_quantized,
     is_dynamic_range,
@@ -25,7 +26,7 @@ from penstock.frontends.tflite.conversion import (
 from penstock.ir.graph import Value
 from penstock.ir.op import AttrDict, Attrs
 from penstock.ops.common.dtypes import INT8, INT16, UINT8
-from penstock.ops.common.fixed_point import multiplier, rescaled
+from penstock.ops.common.fixed_point import inverse_roots, multiplier, rescaled
 from penstock.ops.common.shape_rules import all_known, element_number
 from penstock.ops.registry import MICROSOFT, TENSORFLOW, TFLITE
 
@@ -223,6 +224,11 @@ def _emit_curve(c: OperatorConversion, approximate: bool = False) -> None:
     c.emit_final("CodeTable", c.take(1), {"table": table}, domain=TFLITE)
 
 
+def _codes_of_bytes() -> np.ndarray:
+    """Return the int8 codes with the bits of 0 to 255."""
+    return np.arange(256).astype(np.uint8).view(INT8).astype(np.int64)
+
+
 def _is_root_of_codes(c: OperatorConversion) -> bool:
     return _is_of_codes(c, (INT8,))
 
@@ -234,7 +240,7 @@ def root(c: OperatorConversion) -> None:
     if given is None or wanted is None or not _is_root_of_codes(c):
         plain(c)
         return
-    numbers = np.arange(256).astype(np.uint8).view(INT8).astype(np.int64) - given.zero_points[0]
+    numbers = _codes_of_bytes() - given.zero_points[0]
     roots = np.sqrt(np.maximum(numbers, 0).astype(np.float32) * np.float32(given.scales[0]))
     steps = np.floor(roots * (np.float32(1) / np.float32(wanted.scales[0]))).astype(np.int64)
     _emit_table(c, steps + wanted.zero_points[0], INT8)
@@ -283,18 +289,33 @@ def square(c: OperatorConversion) -> None:
     c.emit_final("Mul", c.take(1) * 2)
 
 
-@operator_rule("RSQRT", integers=_is_curve_of_codes)
+@operator_rule("RSQRT", integers=lambda c: _is_curve_of_codes(c) or _is_root_of_codes(c))
 def reciprocal_root(c: OperatorConversion) -> None:
-    """Two operations that passes recognize and kernels fuse."""
-    if c.quantizations[0] is not None and _is_curve_of_codes(c):
+    """Two operations that passes recognize and kernels fuse, or a table of codes."""
+    given, (wanted,) = c.quantizations[0], c.output_quantizations
+    if given is not None and _is_curve_of_codes(c):
         _emit_curve(c)
-        return
-    c.emit_final("Reciprocal", [c.emit("Sqrt", c.take(1))])
+    elif given is not None and wanted is not None and _is_root_of_codes(c):
+        numbers = _codes_of_bytes() - given.zero_points[0]
+        by = inverse_roots(np.maximum(numbers, 1))
+        parts = rescaled(np.ones(256, np.int64), by._replace(shifts=by.shifts - 20))
+        step = np.sqrt(np.float64(given.scale[0])) * np.float64(wanted.scale[0])
+        of_result = multiplier(1 / step)
+        codes = rescaled(parts, of_result._replace(shifts=of_result.shifts + 20))
+        # Of what has no root, the largest code.
+        codes = np.where(numbers > 0, codes + wanted.zero_points[0], 127)
+        _emit_table(c, codes, INT8)
+    else:
+        c.emit_final("Reciprocal", [c.emit("Sqrt", c.take(1))])
 
 
-@operator_rule("SQUARED_DIFFERENCE")
+@operator_rule("SQUARED_DIFFERENCE", integers=lambda c: _is_of_codes(c, (INT8,)))
 def squared_difference(c: OperatorConversion) -> None:
-    c.emit_final("Mul", [c.emit("Sub", c.take(2))] * 2)
+    if c.quantizations[0] is not None and _is_of_codes(c, (INT8,)):
+        attrs = _pair_attrs(c, "SquaredDifference", 0)
+        c.emit_final("IntegerArithmetic", c.take(2), attrs, domain=TFLITE)
+    else:
+        c.emit_final("Mul", [c.emit("Sub", c.take(2))] * 2)
 
 
 def _is_clip_of_codes(c: OperatorConversion) -> bool:
@@ -404,14 +425,21 @@ def fully_connected(c: OperatorConversion) -> None:
     c.emit_activated(op, inputs, kind="FullyConnectedOptions")
 
 
-def _product_with_codes(c: OperatorConversion) -> CodeLayer | None:
-    """Return the codes of rows of known dims and one constant matrix with one scale, or None if
-    some are not."""
-    codes, x, w = layer_of_codes(c), all_known(c.shape(0)), all_known(c.shape(1))
+def _product_of_codes(c: OperatorConversion) -> CodeLayer | None:
+    """Return the codes of two operands with one scale each, or None."""
+    x, w = c.quantizations[:2]
+    if x is None or w is None or w.per_channel or c.dtype(0) != c.dtype(1):
+        return None
+    ranks = c.rank(0) or 0, c.rank(1) or 0
+    return code_layer(c, x, w, c.dtype(0)) if min(ranks) > 1 else None
+
+
+def _is_one_matrix(c: OperatorConversion) -> bool:
+    """Whether rows of known dims are multiplied by one constant matrix, as a layer's."""
+    x, w = all_known(c.shape(0)), all_known(c.shape(1))
     fits = x is not None and w is not None and math.prod(w[:-2]) == 1 and 0 not in x
-    own = c.quantizations[1]
-    fits = fits and own is not None and not own.per_channel
-    return None if c.option("adjoint_lhs", "BatchMatMulOptions") or not fits else codes
+    plain = not c.option("adjoint_lhs", "BatchMatMulOptions")
+    return fits and plain and layer_of_codes(c) is not None
 
 
 def _is_dynamic_product(c: OperatorConversion) -> bool:
@@ -422,7 +450,7 @@ def _is_dynamic_product(c: OperatorConversion) -> bool:
     return not c.option("adjoint_lhs", "BatchMatMulOptions") and is_dynamic_range(c)
 
 
-@operator_rule("BATCH_MATMUL", codes=_product_with_codes, integers=_is_dynamic_product)
+@operator_rule("BATCH_MATMUL", codes=_product_of_codes, integers=_is_dynamic_product)
 def batch_matmul(c: OperatorConversion) -> None:
     operands = c.take(2)
     if c.codes is None and _is_dynamic_product(c):
@@ -432,7 +460,7 @@ def batch_matmul(c: OperatorConversion) -> None:
         inputs = [operands[0], c.constant(matrix, matrix.dtype)]
         _emit_dynamic_range(c, inputs, "BatchMatMulOptions", {})
         return
-    if c.codes is not None:
+    if c.codes is not None and _is_one_matrix(c):
         x, w = c.static_shape(0, "the rows"), operands[1].const
         matrix = w.reshape(w.shape[-2:])
         matrix = matrix.T if c.option("adjoint_rhs", "BatchMatMulOptions") else matrix
@@ -449,7 +477,12 @@ def batch_matmul(c: OperatorConversion) -> None:
                 raise InexpressibleError("it transposes a matrix whose rank is not known")
             perm = [*range(rank - 2), rank - 1, rank - 2]
             operands[i] = c.transposed(operands[i], perm)
-    c.emit_final("MatMul", operands)
+    if c.codes is None:
+        c.emit_final("MatMul", operands)
+    else:
+        a, b = operands
+        inputs = [a, *c.codes.x, b, *c.codes.w, *c.codes.y]
+        c.emit_final("QLinearMatMul", inputs, {"fixed_point": 1})
 
 
 # Circle's own operators.

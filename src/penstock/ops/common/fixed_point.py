@@ -84,19 +84,45 @@ def rescaled_product(x: np.ndarray, by: Multiplier) -> np.ndarray:
     return ((x * number + (1 << (bits - 1))) >> bits).astype(np.int32).astype(np.int64)
 
 
-TERM_BITS = 20
-"""bits that terms of sums of codes are shifted left by, so that they keep a fraction"""
+TERM_BITS, _BITS_OF_SQUARES = 20, 7
+
+
+def bits_of_terms(operation: str) -> int:
+    """Return by how many bits both terms of a sum, difference or SquaredDifference of codes are
+    shifted left, so that they keep a fraction."""
+    return _BITS_OF_SQUARES if operation == "SquaredDifference" else TERM_BITS
 
 
 def pair_multipliers(operation: str, scales: Sequence[float]) -> list[Multiplier]:
     """The multipliers of the product of two codes, or of both terms of a sum or difference, shifted
-    left by ``TERM_BITS``, and of what they come to; by the scales of both and of the result."""
+    left by ``bits_of_terms``, and of what they come to; by the scales of both and of the result."""
     a, b, y = np.array(scales, np.float32)
     if operation == "Mul":
         return [multiplier(a * b / y)]  # in float32, as in TFLite
     most = 2 * np.float64(max(a, b))
-    both = multiplier(np.array([a / most, b / most, most / (2.0**TERM_BITS * y)]))
-    return [*map(Multiplier, *both)]
+    step = most / 2.0 ** bits_of_terms(operation)
+    step *= step if operation == "SquaredDifference" else 1
+    return [*map(Multiplier, *multiplier(np.array([a / most, b / most, step / y])))]
+
+
+def inverse_roots(x: np.ndarray) -> Multiplier:
+    """The multipliers of 1 / sqrt(x) of integers from 1 to 2**29, by five steps of Newton's method
+    with 28 bits behind the point, as TFLite computes them."""
+    bits = np.frexp(x)[1]  # 1 for 1
+    pairs = (31 - bits) // 2 - 1
+    half = ((x << 2 * pairs) + 2) >> 2  # x / 4 to 1, halved and rounded
+
+    def times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return (a * b + (1 << 30)) >> 31
+
+    near = np.full(x.shape, 1 << 28)
+    for _ in range(5):
+        cube = times(times(near, near), near) << 6
+        near = (times(np.array(3 << 27), near) - times(half, cube)) << 3
+    # Times half the root of two.
+    numbers, shifts = times(near, np.array(1518500250)), 11 - pairs
+    is_one = x == 1
+    return Multiplier(np.where(is_one, (1 << 31) - 1, numbers), np.where(is_one, 0, shifts))
 
 
 def rescaled(x: np.ndarray, by: Multiplier) -> np.ndarray:

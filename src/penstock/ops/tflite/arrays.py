@@ -112,20 +112,21 @@ def integer_arithmetic(
     zero_points: Sequence[int],
     code_limits: Sequence[int],
 ) -> np.ndarray:
-    """The codes of a + b, a - b or a * b by integers alone, as TFLite's reference kernels compute
-    them, from ``code_limits[0]`` to ``[1]``.
+    """The codes of a + b, a - b, a * b or (a - b)^2 by integers alone, as TFLite's reference
+    kernels compute them, from ``code_limits[0]`` to ``[1]``.
 
-    ``operation`` is "Add", "Sub" or "Mul"; ``multipliers`` are those of ``scales``, which, as
+    ``operation`` is "Add", "Sub", "Mul" or "SquaredDifference"; ``multipliers`` are those of ``scales``, which, as
     ``zero_points``, are of a, b and the result.
     """
     *by, of_result = multipliers
     x, y = [v.astype(np.int64) - zero for v, zero in zip((a, b), zero_points, strict=False)]
     if by:
         x, y = [
-            fixed_point.rescaled(v << fixed_point.TERM_BITS, own)
+            fixed_point.rescaled(v << fixed_point.bits_of_terms(operation), own)
             for v, own in zip((x, y), by, strict=True)
         ]
-    total = x * y if operation == "Mul" else x - y if operation == "Sub" else x + y
+    totals = {"Add": np.add, "Mul": np.multiply, "Sub": np.subtract}
+    total = totals[operation](x, y) if operation in totals else (x - y) ** 2
     codes = fixed_point.rescaled(total, of_result) + zero_points[2]
     low, high = code_limits
     return np.clip(codes, low, high).astype(a.dtype)
