@@ -366,6 +366,41 @@ def test_operator_gives_the_codes_of_the_reference_kernels(op: Quantized) -> Non
             np.testing.assert_allclose(value, want, 0, quantum)
 
 
+def any_scales() -> Iterator[Quantized]:
+    """Operators of int8 with scales and zero points of all sizes."""
+    rng = np.random.default_rng(7)
+    for _ in range(12):
+        scale, step = (float(np.float32(10 ** rng.uniform(-3, 1))) for _ in range(2))
+        zero, result = (int(n) for n in rng.integers(-128, 100, 2))
+        every = np.arange(zero, 128).astype(np.int8)
+        yield Quantized("RSQRT", (Codes(every, scale, zero),), ("int8", step, result), version=1)
+        other = float(np.float32(scale * 10 ** rng.uniform(-1, 1)))
+        a, b = rng.integers(-128, 128, (40, 30), np.int8), rng.integers(-128, 128, 30, np.int8)
+        given = Codes(a, scale, zero), Codes(b, other, result)
+        squares = float(np.float32((scale * 100) ** 2 * 10 ** rng.uniform(-4, -1)))
+        yield Quantized("SQUARED_DIFFERENCE", given, ("int8", squares, zero), version=1)
+        a, b = (
+            rng.integers(-128, 128, (3, 2, 9), np.int8),
+            rng.integers(-128, 128, (3, 7, 9), np.int8),
+        )
+        given = Codes(a, scale, zero), Codes(b, other, result)
+        products = "int8", float(np.float32(scale * other * 60)), zero
+        yield Quantized(
+            "BATCH_MATMUL", given, products, {"adjoint_rhs": True, "adjoint_lhs": False}
+        )
+        given = Codes(a.swapaxes(1, 2).copy(), scale, zero), given[1]
+        yield Quantized("BATCH_MATMUL", given, products, {"adjoint_rhs": True, "adjoint_lhs": True})
+
+
+@pytest.mark.parametrize("op", list(any_scales()), ids=str)
+def test_operator_with_any_scales_gives_the_codes_of_the_reference_kernels(op: Quantized) -> None:
+    file, fed = op.file()
+    (wanted,) = by_litert(file, fed, resolver="BUILTIN_REF")
+    for backends in (["numpy"], None):
+        (got,) = ps.compile(file, backends=backends).run(fed).values()
+        np.testing.assert_array_equal(got, wanted)
+
+
 @pytest.mark.parametrize("scale", [2**-12, 2**-11, 2**-13, 0.00002, 0.01])
 @pytest.mark.parametrize("name", ["LOGISTIC", "TANH"])
 def test_function_of_all_16_bit_codes_gives_those_of_the_reference_kernels(name, scale):

@@ -405,11 +405,20 @@ def fully_connected(c: OperatorConversion) -> None:
         limits = BOUNDS[c.option("fused_activation_function", "FullyConnectedOptions")]
         _emit_dynamic_range(c, [x, weights, bias], "FullyConnectedOptions", {"limits": [*limits]})
         return
-    if matrix and c.codes is not None:
-        inputs = [x, *c.codes.x, weights, *c.codes.w, bias, *c.codes.y]
+    # The dims of a result that has as many as the rows.
+    dims = (*(c.shape(0) or ())[:-1], *(c.shape(1) or ())[:1])
+    kept = [n if isinstance(n, int) else -1 for n in dims]
+    fits = matrix or (len(kept) > 1 and 0 not in kept and kept.count(-1) < 2)
+    if c.codes is not None and fits:
+        rows = x if matrix else c.emit("Reshape", [x, [-1, weights.type.dims[1]]])
+        inputs = [rows, *c.codes.x, weights, *c.codes.w, bias, *c.codes.y]
         # LiteRT's kernels round in real numbers here.
-        attrs = {"transB": 1, "code_limits": c.codes.limits}
-        c.emit_final("QGemm", inputs, attrs, domain=MICROSOFT)
+        attrs: AttrDict = {"transB": 1, "code_limits": c.codes.limits}
+        if matrix:
+            c.emit_final("QGemm", inputs, attrs, domain=MICROSOFT)
+        else:
+            codes = c.emit("QGemm", inputs, domain=MICROSOFT, **attrs)
+            c.emit_final("Reshape", [codes, kept])
         return
     if matrix:
         c.emit_activated("Gemm", [x, weights, bias], {"transB": 1}, kind="FullyConnectedOptions")

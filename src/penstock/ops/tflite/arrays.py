@@ -115,8 +115,8 @@ def integer_arithmetic(
     """The codes of a + b, a - b, a * b or (a - b)^2 by integers alone, as TFLite's reference
     kernels compute them, from ``code_limits[0]`` to ``[1]``.
 
-    ``operation`` is "Add", "Sub", "Mul" or "SquaredDifference"; ``multipliers`` are those of ``scales``, which, as
-    ``zero_points``, are of a, b and the result.
+    ``operation`` is "Add", "Sub", "Mul" or "SquaredDifference"; ``multipliers`` are those of
+    ``scales``, which, as ``zero_points``, are of a, b and the result.
     """
     *by, of_result = multipliers
     x, y = [v.astype(np.int64) - zero for v, zero in zip((a, b), zero_points, strict=False)]
