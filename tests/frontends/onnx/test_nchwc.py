@@ -69,6 +69,13 @@ def grouped(net: Net, c: int) -> list[str]:
     return [net.add("LeakyRelu", net.conv(x, 2 * c, 2 * c, group=2), alpha=0.1)]
 
 
+def run_by_onnxruntime(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    return np.asarray(session.run(None, {"x": x})[0])
+
+
 NETS = [residual, pools, excitation, upsampled, interpolated, grouped]
 
 
@@ -102,6 +109,24 @@ def test_saved_model_of_images_of_any_size_gives_what_the_plain_one_gives(
     sessions = [ps.compile(m) for m in (plain, saved(plain, tmp_path, "ORT_ENABLE_ALL"))]
     want, got = (session(x_value) for session in sessions)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [20, 32])
+def test_saved_model_of_channels_known_in_a_run_gives_what_the_plain_one_gives(
+    channels: int, tmp_path: Path
+) -> None:
+    """The channels of an image that a Reshape to a computed shape makes, as vision transformers do."""
+    writer = Net()
+    size = writer.constant(np.array([1, -1], np.int64))
+    shape = writer.add("Concat", size, writer.add("Shape", "x", start=2), axis=0)
+    image = writer.add("Reshape", writer.add("Exp", "x"), shape)
+    y = writer.conv(writer.add("Relu", writer.conv(image, channels, channels)), channels, channels)
+    plain = writer.model_of(["one", channels, "height", "width"], y)
+    x_value = np.random.default_rng(1).standard_normal((1, channels, 9, 7)).astype(np.float32)
+    blocked = saved(plain, tmp_path, "ORT_ENABLE_ALL")
+    assert "ReorderInput" in {node.op_type for node in blocked.graph.node}
+    want = run_by_onnxruntime(plain, x_value)
+    np.testing.assert_allclose(ps.compile(blocked)(x_value), want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("net", [residual, pools, excitation, upsampled, grouped])

@@ -22,6 +22,7 @@ import numpy as np
 from penstock.core.errors import warn
 from penstock.core.records import dataclass, field
 from penstock.core.types import FLOAT32
+from penstock.frontends.common.builder import Operand
 from penstock.frontends.common.diagnostics import ConversionError, Diagnostics, InexpressibleError
 from penstock.frontends.common.inferred_types import InferredTypes
 from penstock.frontends.onnx.microsoft import fused_conv
@@ -166,14 +167,19 @@ def _write(b: NodeUpgrade, blocks: _Blocks) -> None:
         b.become("Resize", [x, None, scales], {**mode, "coordinate_transformation_mode": place})
     elif b.op == "ReorderInput":
         channels = (b.shape(0) or (None,) * 4)[3 if last else 1]
-        if not isinstance(channels, int):
-            raise InexpressibleError("the channels of its input are not known before a run")
         if last:
             x = b.emit("Transpose", [x], perm=[0, 3, 1, 2])
-        output, more = b.outputs[0], -channels % blocks.size
-        assert output is not None
-        blocks.sources[output] = x, channels
-        b.become("Pad", [x, [0] * 5 + [more, 0, 0]])
+        pads: Operand
+        if isinstance(channels, int):
+            pads = [0] * 5 + [-channels % blocks.size, 0, 0]
+            output = b.outputs[0]
+            assert output is not None
+            blocks.sources[output] = x, channels
+        else:  # known in a run, behind a Reshape to a computed shape for example
+            channels = b.emit("Neg", [b.emit("Shape", [x], start=1, end=2)])
+            more = b.emit("Mod", [channels, [blocks.size]])
+            pads = b.emit("Concat", [[0] * 5, more, [0, 0]], axis=0)
+        b.become("Pad", [x, pads])
     elif b.op == "ReorderOutput":
         kept = b.attrs["channels"]
         if kept % blocks.size and x not in blocks.cut:
