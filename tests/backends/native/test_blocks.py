@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime import InferenceSession
 
+import penstock as ps
 from penstock.backends.native import blocks
 from penstock.backends.native.kernel import site_of
 from penstock.core.types import FLOAT32, TensorType
@@ -51,6 +54,28 @@ def test_block_product_adds_a_bias(rows):
 def test_block_product_of_odd_depth_is_left_to_numpy():
     node, _ = _product((2,), 36, 32, 4, 16)
     assert kernel_of(node, LIBRARIES[0]) is None
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_large_weights_whose_last_block_is_padded_give_what_onnxruntime_gives(bits):
+    """Their padding is not in panels, from which such weights could be converted back."""
+    rng, (k, n, block) = np.random.default_rng(6), (192, 1024, 128)
+    codes = rng.integers(0, 256, (n, 2, block * bits // 8), np.uint8)
+    scales = rng.random((n, 2), np.float32) / 2**bits
+    attrs = {"K": k, "N": n, "bits": bits, "block_size": block}
+    graph = helper.make_graph(
+        [helper.make_node("MatMulNBits", ["x", "b", "s"], ["y"], domain=MICROSOFT, **attrs)],
+        "product",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", k])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(codes, "b"), numpy_helper.from_array(scales, "s")],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(MICROSOFT, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
+    session, peer = ps.compile(model, backends=["native", "numpy"]), InferenceSession(model)
+    for rows in (1, 5):
+        x = rng.standard_normal((rows, k), np.float32)
+        np.testing.assert_allclose(session(x), peer.run(None, {"x": x})[0], rtol=1e-4, atol=1e-3)
 
 
 TOKENS, EXPERTS, HIDDEN, INNER = 45, 5, 32, 64

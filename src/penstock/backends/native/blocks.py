@@ -42,8 +42,7 @@ def block_product(site: Site) -> NativeCall | None:
         return None
     codes, factors = _codes_of(packed, b), _factors_of(packed, scales, zeros)
     rows, count = math.prod(x.dims[:-1]), math.ceil(packed.n / PANEL)
-    # Padding codes after the last weight of a row are not in panels.
-    held = {1: codes} if packed.k == packed.blocks * packed.block else {}
+    held = {1: codes} if codes.restores else {}
     if isinstance(factors, Reordered):
         held[2] = factors
     if site.attr("accuracy_level", 0) == _BY_CODES and not (site.exact or site.ordered):
@@ -219,7 +218,8 @@ def _codes_of(packed: PackedWeights, b: np.ndarray | ConstantRef) -> Reordered:
     name = "native block words", packed.n, packed.k, packed.bits, packed.block
     rows, dtype = (packed.k, np.uint8) if packed.bits == 8 else (packed.k // 8, np.uint32)
     panels = TensorType(np.dtype(dtype), (math.ceil(packed.n / PANEL), rows, PANEL))
-    back = partial(_rows, packed, b.shape)
+    # Padding codes after the last weight of a row are not in panels.
+    back = partial(_rows, packed, b.shape) if packed.k == packed.blocks * packed.block else None
     return reordered(name, b, lambda b: (_panels(packed, b),), back, [panels])
 
 
