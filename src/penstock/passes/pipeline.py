@@ -152,6 +152,13 @@ def widen_halves() -> type[Pass]:
     return WidenHalves
 
 
+@lazy_pass("DequantizeLinear")
+def pack_weights() -> type[Pass]:
+    from penstock.passes.optimize.pack_weights import PackWeights
+
+    return PackWeights
+
+
 @lazy_pass(Role.LOOP, Role.SCAN)
 def hoist_invariants() -> type[Pass]:
     from penstock.passes.loops.hoist_invariants import HoistInvariants
@@ -381,6 +388,8 @@ ORDER: tuple[Pass, ...] = (order_effects,)
 STRUCTURE: tuple[Pass, ...] = (raise_control_flow, relax_control_edges, *ORDER)
 
 OPTIMIZE: tuple[Pass, ...] = (
+    # Constant folding would expand the weights.
+    pack_weights,
     DeadCode(),
     # All later passes need types, which this one infers.
     FoldConstants(),

@@ -176,8 +176,8 @@ def _write(b: NodeUpgrade, blocks: _Blocks) -> None:
             assert output is not None
             blocks.sources[output] = x, channels
         else:  # known in a run, behind a Reshape to a computed shape for example
-            channels = b.emit("Neg", [b.emit("Shape", [x], start=1, end=2)])
-            more = b.emit("Mod", [channels, [blocks.size]])
+            negated = b.emit("Neg", [b.emit("Shape", [x], start=1, end=2)])
+            more = b.emit("Mod", [negated, [blocks.size]])
             pads = b.emit("Concat", [[0] * 5, more, [0, 0]], axis=0)
         b.become("Pad", [x, pads])
     elif b.op == "ReorderOutput":
