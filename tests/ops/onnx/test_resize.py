@@ -6,12 +6,15 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnxruntime
 import pytest
 
+import penstock as ps
 from penstock.core.errors import InvalidModel
 from penstock.core.types import ShapeError, TensorType, constant_type
 from penstock.ops import find
 from tests.ops.harness import check_node
+from tests.support.onnx_text import model_from_text
 
 rng = np.random.default_rng(3)
 
@@ -102,6 +105,21 @@ def test_resize_equals_onnx_runtime(mode: str, coordinates: str, target: tuple[i
     }
     inputs = [image(2, 3, 5, 7), None, None, sizes(2, 3, *target)]
     check(inputs, attrs, expected="ort", opset=19, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("producer", ["pytorch", "onnx.quantize"])
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_resize_of_torch_aligns_corners_of_whole_pixels_as_onnx_runtime(
+    mode: str, producer: str
+) -> None:
+    """As torch does; ONNX's reference aligns those of 13.5 pixels, and so do models of others."""
+    text = f"""g (float[1, 2, h, w] x) => (float[1, 2, a, b] y) <float[4] s = {{1, 1, 1.5, 1.5}}>
+        {{ y = Resize <mode = "{mode}", coordinate_transformation_mode = "align_corners"> (x, , s) }}"""
+    model = model_from_text(text)
+    model.producer_name = producer
+    x = image(1, 2, 7, 9)
+    want = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+    np.testing.assert_allclose(ps.compile(model)(x), want, rtol=1e-4, atol=1e-4)
 
 
 def test_resize_half_pixel_for_nearest_equals_onnx_runtime() -> None:

@@ -85,6 +85,7 @@ _METADATA = attrgetter("metadata_props")
 _REFERENCE = attrgetter("ref_attr_name")
 # Opsets of domains that a model does not import, as in ONNX Runtime, since exporters forget them.
 _IMPLIED = {MICROSOFT: 1, "ai.onnx.ml": 5}
+_ALIGNING_OUTPUTS = "pytorch", "onnx.quantize"  # the second is ONNX Runtime's quantizer
 _OVERRIDABLE_SINCE = 4  # version of the format
 
 
@@ -135,6 +136,8 @@ class _Importer:
         for call in reversed(self.last_calls):
             call()
         graph.nodes += self.readers(graph)
+        if proto.producer_name in _ALIGNING_OUTPUTS:
+            _align_corners_as_torch(graph)
         if NCHWC in opsets:
             from penstock.frontends.onnx import nchwc
 
@@ -501,6 +504,14 @@ class _Importer:
         for value in node.outputs:
             if value is not None and array is not None:
                 value.set_constant(array)
+
+
+def _align_corners_as_torch(graph: Graph) -> None:
+    """Align the corners of what each Resize writes, as torch and ONNX Runtime do; ONNX's reference
+    implementation aligns those of its size before rounding, such as 13.5 pixels."""
+    for node in graph.walk():
+        if node.attrs.get("coordinate_transformation_mode") == "align_corners":
+            node.attrs = {**node.attrs, "whole_length": 1}
 
 
 def _hint(op_type: str, domain: str) -> str:

@@ -164,6 +164,8 @@ def _every_axis(types: Types, attrs: Attrs, consts: Consts) -> list[_Axis]:
             raise ShapeError(f"axis {axis} has dim 0 and cannot be resized to {out}")
         # roi has the starts of all axes, then the ends.
         start, end = (roi[i], roi[len(axes) + i]) if roi else (0.0, 1.0)
+        # An attribute of Penstock's: corners are those of the output, not of its unrounded size.
+        width = out if attrs.get("whole_length") else width
         every.append(_Axis(axis, shape[axis], out, scale, width, start, end))
     return every
 
