@@ -88,6 +88,39 @@ def test_overridable_initializers_are_known_in_a_saved_session(tmp_path):
     np.testing.assert_array_equal(session.run(None, {"x": x, "w": x})[0], [2, 2])
 
 
+NAMED_TWICE = """g (float[n, 4] a, float[n, 4] b, float[n, 4] c) => (float[n, 4] y, float[m, 4] z) {
+    y = Relu(a) z = Add(b, c) }"""
+
+
+@BOTH
+@pytest.mark.filterwarnings("ignore:dims of inputs")
+def test_dims_of_one_name_may_have_several_sizes(runtime):
+    session = runtime.InferenceSession(model_from_text(NAMED_TWICE).SerializeToString())
+    a, b, c = (np.ones((n, 4), np.float32) for n in (2, 3, 3))
+    results = [session.run(None, {"a": a, "b": b, "c": c})]
+    ended = threading.Event()
+
+    def done(outputs, data, error):
+        results.append(outputs)
+        ended.set()
+
+    session.run_async(None, {"a": b, "b": a, "c": a}, done, None)
+    assert ended.wait(SOON)
+    assert [[y.shape for y in ys] for ys in results] == [[(2, 4), (3, 4)], [(3, 4), (2, 4)]]
+    np.testing.assert_array_equal(results[0][1], 2 * b)
+    assert [port.shape for port in session.get_inputs()] == [["n", 4]] * 3
+    with pytest.raises(Exception, match="Add"):  # which cannot broadcast them
+        session.run(None, {"a": a, "b": a, "c": b})
+
+
+def test_several_sizes_of_dims_of_one_name_are_warned_of_once():
+    session = ort.InferenceSession(model_from_text(NAMED_TWICE).SerializeToString())
+    feeds = {name: np.ones((n, 4), np.float32) for name, n in (("a", 2), ("b", 3), ("c", 3))}
+    with pytest.warns(UserWarning, match=r"\{'n': \[2, 3\]\}"):
+        session.run(None, feeds)
+    session.run(None, feeds)
+
+
 @BOTH
 def test_run_async_calls_back_with_outputs_or_an_error(runtime):
     session = runtime.InferenceSession(model())

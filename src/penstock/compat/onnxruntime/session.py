@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,13 @@ from penstock.compat.onnxruntime.values import (
     node_arg,
     plain_value,
 )
-from penstock.core.errors import InvalidModel, warn
+from penstock.compiler.options import ExecutorName
+from penstock.core.errors import InvalidInput, InvalidModel, warn
+from penstock.core.records import replace
 from penstock.core.types import JsonObject, NamedValues, RunValue, TensorType, type_of
 from penstock.frontends.load import load
 from penstock.frontends.onnx.file import has_external_data
-from penstock.ir.graph import Model
+from penstock.ir.graph import Model, clone
 from penstock.observers.trace import Trace
 from penstock.session.facts import Port
 from penstock.session.session import compile
@@ -96,22 +99,23 @@ class InferenceSession:
         threads = options.intra_op_num_threads
         # Penstock has one pool of threads, where ONNX Runtime has one within and one between nodes.
         threads = max(threads, options.inter_op_num_threads) if threads and parallel else threads
+        executor: ExecutorName = "parallel" if parallel else "auto"
+        self._compiled = partial(compile, threads=threads or None, executor=executor)
         with translated(otherwise=Fail):
-            self._session = compile(
-                model, threads=threads or None, executor="parallel" if parallel else "auto"
-            )
+            self._session = self._compiled(model)
         if options.optimized_model_filepath:
             _write_model(path_or_bytes, options.optimized_model_filepath)
         self._trace = Trace() if options.enable_profiling else None
         self._began_ns = time.perf_counter_ns()
         self._outputs = [port.name for port in self._session.outputs]
-        self._inputs = [port.name for port in self._session.inputs]
+        self._declared = self._session.inputs
+        self._inputs = [port.name for port in self._declared]
 
     # Properties of the model.
 
     def get_inputs(self) -> list[NodeArg]:
         """Names, dims and types of the inputs."""
-        return [node_arg(port) for port in self._session.inputs]
+        return [node_arg(port) for port in self._declared]
 
     def get_outputs(self) -> list[NodeArg]:
         """Names, dims and types of the outputs; dims that are open until a run are as the file
@@ -199,7 +203,34 @@ class InferenceSession:
         fetches = None if names == self._outputs else names
         more: dict[str, Any] = {"out": out} if out else {}
         with translated():
-            return self._session.run(feeds, fetches, **self._observed(options), **more)
+            try:
+                return self._session.run(feeds, fetches, **self._observed(options), **more)
+            except InvalidInput:
+                if not self._separates_dims(feeds):
+                    raise
+                return self._session.run(feeds, fetches, **self._observed(options), **more)
+
+    def _separates_dims(self, feeds: Mapping[str, RunValue]) -> bool:
+        """Whether the model had to be compiled again because named dims have several sizes, which
+        ONNX Runtime lets run."""
+        sizes: dict[str, set[int]] = {}
+        for port in self._session.inputs:
+            declared = port.type.shape if isinstance(port.type, TensorType) else None
+            for dim, size in zip(declared or (), np.shape(feeds[port.name]), strict=False):
+                if isinstance(dim, str):
+                    sizes.setdefault(dim, set()).add(size)
+        several = {dim: sorted(each) for dim, each in sizes.items() if len(each) > 1}
+        model = self._session.model
+        if not several or model.artifact is not None:
+            return False
+        warn(f"dims of inputs that have one name in the model have several sizes: {several}")
+        graph = clone(model.graph)
+        for value in graph.inputs:
+            if isinstance(value.type, TensorType) and value.type.shape is not None:
+                dims = [None if dim in several else dim for dim in value.type.shape]
+                value.type = TensorType(value.type.dtype, tuple(dims))
+        self._session = self._compiled(replace(model, graphs={**model.graphs, model.entry: graph}))
+        return True
 
     def _observed(self, options: RunOptions | None) -> dict[str, Any]:
         """The options of a run: what ends it, and the trace that records it."""
@@ -242,6 +273,7 @@ class InferenceSession:
         """
         names = list(output_names or self._outputs)
         feeds = self._checked(names, input_feed)
+        self._separates_dims(feeds)
 
         def done(outputs: dict[str, RunValue] | None, error: BaseException | None) -> None:
             if outputs is None:
