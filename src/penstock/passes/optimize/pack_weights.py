@@ -20,7 +20,7 @@ import numpy as np
 from penstock.analysis.quantized_weights import producer
 from penstock.core.types import FLOAT32, dtype_name
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ops.common.dtypes import SUB_BYTE, UINT8
+from penstock.ops.common.dtypes import INT8, SUB_BYTE, UINT8
 from penstock.ops.common.shape_rules import dtype_attribute
 from penstock.ops.registry import MICROSOFT, find
 from penstock.passes.context import Pass, PassContext
@@ -74,39 +74,55 @@ def _packed(
 ) -> tuple[Sequence[np.ndarray | None], Mapping[str, int]] | None:
     """Return the weights that ``node`` dequantizes, [K, N] or, if ``turned``, [N, K], as packed
     codes, scales and zero points of a MatMulNBits, and its attributes."""
-    arrays = [None if value is None else value.const for value in node.inputs]
-    codes, scales, zeros = (*arrays, None)[:3]
-    if codes is None or scales is None or (zeros is None and node.input(2) is not None):
+    arrays = _arrays(node)
+    if arrays is None:
         return None
-    bits, block = _BITS.get(dtype_name(codes.dtype)), node.attrs.get("block_size", 0)
-    if bits is None or codes.ndim != 2 or not codes.size or scales.dtype != FLOAT32 or block < 0:
-        return None
-    if dtype_attribute(node.attrs, "output_dtype") not in (None, FLOAT32):
-        return None
-    rows = codes if turned else codes.T
+    codes, *parameters = arrays
+    rows, kind = codes if turned else codes.T, dtype_name(codes.dtype)
+    bits, signed = _BITS[kind], kind.startswith("int")
     n, k = rows.shape
-    along_k = node.attrs.get("axis", 1) % 2 == int(turned)
-    parameters = [a for a in (scales, zeros) if a is not None]
-    if block:
-        fits = along_k and scales.ndim == 2
-        parameters = parameters if turned else [a.T for a in parameters]
-    else:
-        fits = bits < 8 and (scales.size == 1 or (scales.shape == (n,) and not along_k))
-        parameters = [np.resize(a, (n, 1)) for a in parameters]
-    block = block or k
-    blocks, signed = -(-k // block), dtype_name(codes.dtype).startswith("int")
-    fits &= zeros is None or (zeros.shape == scales.shape and zeros.dtype == codes.dtype)
-    if not fits or k % _TOGETHER or block % _TOGETHER or parameters[0].shape != (n, blocks):
+    block = node.attrs.get("block_size", 0) or k
+    if not codes.size or k % _TOGETHER or block % _TOGETHER or block < 1:
         return None
-    packed = _joined(np.pad(_unsigned(rows, bits, signed), ((0, 0), (0, blocks * block - k))), bits)
-    points = None
+    blocks = -(-k // block)
     # Without zero points, the middle code represents 0.
-    if len(parameters) > 1 or not signed:
-        last = parameters[1] if len(parameters) > 1 else np.zeros((n, blocks), codes.dtype)
-        points = _joined(_unsigned(last, bits, signed), bits)
-    scales = np.ascontiguousarray(parameters[0])
-    attrs = {"K": k, "N": n, "bits": bits, "block_size": block}
-    return (packed.reshape(n, blocks, -1), scales, points), attrs
+    if len(parameters) == 1 and not signed:
+        parameters.append(np.zeros(parameters[0].shape, codes.dtype))
+    matrices = [_by_rows(parameter, node, n, turned) for parameter in parameters]
+    fitting = [m for m in matrices if m is not None and m.shape == (n, blocks)]
+    if len(fitting) < len(parameters):
+        return None
+    scales, *points = fitting
+    whole = np.pad(_unsigned(rows, bits, signed), ((0, 0), (0, blocks * block - k)))
+    packed = _joined(whole, bits).reshape(n, blocks, -1)
+    zeros = _joined(_unsigned(points[0], bits, signed), bits) if points else None
+    return (packed, scales, zeros), {"K": k, "N": n, "bits": bits, "block_size": block}
+
+
+def _arrays(node: Node) -> list[np.ndarray] | None:
+    """Return the codes, the scales and the zero points, if there are any, of a DequantizeLinear of
+    constants that MatMulNBits may have."""
+    given = [value for value in node.inputs if value is not None]
+    arrays = [value.const for value in given if value.const is not None]
+    if len(arrays) < max(len(given), 2):
+        return None
+    codes, scales, *zeros = arrays
+    typed = dtype_attribute(node.attrs, "output_dtype") or FLOAT32
+    fits = [zero.shape == scales.shape and zero.dtype == codes.dtype for zero in zeros]
+    known = dtype_name(codes.dtype) in _BITS and codes.ndim == 2
+    return arrays if known and scales.dtype == typed == FLOAT32 and all(fits) else None
+
+
+def _by_rows(parameter: np.ndarray, node: Node, n: int, turned: bool) -> np.ndarray | None:
+    """Return scales or zero points as [N, blocks], None if they are not of blocks along K."""
+    along_k = node.attrs.get("axis", 1) % 2 == int(turned)
+    if node.attrs.get("block_size", 0):
+        fits, matrix = along_k and parameter.ndim == 2, parameter if turned else parameter.T
+    else:
+        narrow = node.inputs[0] is not None and node.inputs[0].dtype not in (INT8, UINT8)
+        fits = narrow and (parameter.size == 1 or (parameter.shape == (n,) and not along_k))
+        matrix = np.resize(parameter, (n, 1))
+    return np.ascontiguousarray(matrix) if fits else None
 
 
 def _unsigned(codes: np.ndarray, bits: int, signed: bool) -> np.ndarray:
