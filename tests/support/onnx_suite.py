@@ -364,6 +364,11 @@ FORMS = (
     ("QMoE", "the same, and layers of different bits; codes other than integers are refused"),
     ("QMoE", "8-bit weights in blocks are exact; the CPU provider's answers are 1 % off"),
     ("ReduceProd", "integers that overflow wrap, as NumPy's; the CPU provider saturates"),
+    (
+        "Resize",
+        "with `align_corners`, scales that make no whole number of pixels mean what they mean in "
+        "`onnx.reference`, but in files of torch and of ONNX Runtime's quantizer",
+    ),
     ("Sampling", "the penalty of a token that is present is taken off that token"),
     ("Sampling", "the output `filtered_logits` is refused"),
     ("SparseAttention", "need not share a buffer; samples may have different lengths"),
