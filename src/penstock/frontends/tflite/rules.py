@@ -405,11 +405,8 @@ def fully_connected(c: OperatorConversion) -> None:
         limits = BOUNDS[c.option("fused_activation_function", "FullyConnectedOptions")]
         _emit_dynamic_range(c, [x, weights, bias], "FullyConnectedOptions", {"limits": [*limits]})
         return
-    # The dims of a result that has as many as the rows.
-    dims = (*(c.shape(0) or ())[:-1], *(c.shape(1) or ())[:1])
-    kept = [n if isinstance(n, int) else -1 for n in dims]
-    fits = matrix or (len(kept) > 1 and 0 not in kept and kept.count(-1) < 2)
-    if c.codes is not None and fits:
+    kept = [] if matrix or c.codes is None else _kept_dims(c)
+    if c.codes is not None and (matrix or kept):
         rows = x if matrix else c.emit("Reshape", [x, [-1, weights.type.dims[1]]])
         inputs = [rows, *c.codes.x, weights, *c.codes.w, bias, *c.codes.y]
         # LiteRT's kernels round in real numbers here.
@@ -432,6 +429,14 @@ def fully_connected(c: OperatorConversion) -> None:
     if bias is not None:
         op, inputs = "Add", [c.emit("MatMul", inputs), bias]
     c.emit_activated(op, inputs, kind="FullyConnectedOptions")
+
+
+def _kept_dims(c: OperatorConversion) -> list[int]:
+    """Return the dims of the result of a dense layer that has as many as its rows, at most one of
+    them unknown, -1; none if they are not known so far."""
+    dims = (*(c.shape(0) or ())[:-1], *(c.shape(1) or ())[:1])
+    kept = [n if isinstance(n, int) else -1 for n in dims]
+    return kept if len(kept) > 1 and 0 not in kept and kept.count(-1) < 2 else []
 
 
 def _product_of_codes(c: OperatorConversion) -> CodeLayer | None:

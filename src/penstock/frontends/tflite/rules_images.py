@@ -90,9 +90,11 @@ def _channels(c: OperatorConversion, rank: int) -> int | None:
 
 def _is_one_group(c: OperatorConversion) -> bool:
     """Whether images of a convolution of dynamic range become codes: those in one group do."""
+    if not is_dynamic_range(c):  # types need not be inferred for others
+        return False
     x, w = c.shape(0), c.shape(1)
     is_known = x is not None and w is not None and len(x) == len(w) == 4
-    return is_known and x[3] == w[3] and is_dynamic_range(c)  # type: ignore[index]
+    return is_known and x[3] == w[3]  # type: ignore[index]
 
 
 @operator_rule("CONV_2D", codes=layer_of_codes, integers=_is_one_group)
