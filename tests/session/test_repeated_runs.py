@@ -117,3 +117,25 @@ def test_run_again_by_other_names_of_inputs_makes_three_calls(fed_before: bool) 
         for feeds in ({"a": X, "x": Y}, {"b": X}, {"a": X, "b": Y, "x": Y}):
             with pytest.raises(InvalidInput):
                 session.run(feeds)
+
+
+def test_outputs_by_the_names_of_a_signature_are_of_the_same_plan() -> None:
+    graph = subgraph(
+        {"x": FLOATS, "y": FLOATS},
+        [("SUB", ["x", "y"], ["z"], SUB), ("SUB", ["y", "x"], ["w"], SUB)],
+        ["z", "w"],
+    )
+    names = [{"name": "a", "tensor_index": 3}, {"name": "b", "tensor_index": 2}]
+    file = model([graph], signature_defs=[{"inputs": [], "outputs": names, "signature_key": "s"}])
+    with ps.compile(file, threads=1) as session:
+        feeds, out = {"x": X, "y": 3 * Y}, {"b": np.empty_like(X), "a": np.empty_like(X)}
+        session.run(feeds)
+        session.run(feeds, ["a", "b"])
+        assert session.stats.plans_made == 1
+        for options in ({}, {"out": out}):
+            got = session.run(feeds, ["a", "b"], **options)
+            assert list(got) == ["a", "b"]
+            np.testing.assert_array_equal(got["a"], 3 * Y - X)
+            np.testing.assert_array_equal(got["b"], X - 3 * Y)
+        assert got["a"] is out["a"]
+        np.testing.assert_array_equal(session.run(feeds, ["a"])["a"], 3 * Y - X)

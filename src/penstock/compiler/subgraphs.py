@@ -6,6 +6,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from penstock.compiler.subgraph import NO_PLAN, Extract, Subgraph, compile_guard
@@ -34,16 +35,20 @@ MAX_SUBGRAPHS = 256
 
 
 class Request(NamedTuple):
-    """A subgraph, and its outputs in the order that the caller asked for."""
+    """A subgraph, and its outputs in the order that the caller asked for. ``others``: their own
+    names where the caller gave other ones."""
 
     subgraph: Subgraph
     names: tuple[str, ...]
+    others: Mapping[str, str] = MappingProxyType({})
 
     def named(self, outputs: RunValues) -> dict[str, RunValue]:
         """Return the outputs of a run by name."""
         own = self.subgraph.outputs
         by_name = dict(zip(own, outputs, strict=False))  # the outputs of targets come last
-        return by_name if self.names == own else {name: by_name[name] for name in self.names}
+        if self.names == own:
+            return by_name
+        return {name: by_name[self.others.get(name, name)] for name in self.names}
 
 
 class Subgraphs:
@@ -148,7 +153,8 @@ class Subgraphs:
                 request = self._request(feeds, fetches, targets)
                 subgraph, feeds = self.devices.variant(request.subgraph, feeds, fed, stay)
                 values = subgraph.values(feeds)
-                return Request(subgraph, request.names), subgraph.key(values), values
+                request = request._replace(subgraph=subgraph)
+                return request, subgraph.key(values), values
         request = self.all
         if fetches is not None or targets is not None or len(feeds) != len(self.main.names):
             request = self._request(feeds, fetches, targets)
@@ -160,7 +166,7 @@ class Subgraphs:
             values = request.subgraph.values(feeds)
         packed = self.packed(request.subgraph, values)
         if packed is not request.subgraph:
-            request = Request(packed, request.names)
+            request = request._replace(subgraph=packed)
         return request, request.subgraph.key(values), values
 
     def packed(self, subgraph: Subgraph, values: RunValues) -> Subgraph:
@@ -226,12 +232,21 @@ class Subgraphs:
                         "is none"
                     )
             outputs = tuple(dict.fromkeys(fetched))
-            request = Request(self._subgraph(fed, outputs, targeted), outputs)
+            others = self._others(outputs)
+            own = [others.get(name, name) for name in outputs]
+            request = Request(self._subgraph(fed, own, targeted), outputs, others)
             # Orders of names are many, and each is cheap to resolve again: no order of use is kept.
             if len(self._requests) >= MAX_SUBGRAPHS:
                 self._requests.clear()
             self._requests[key] = request
         return request
+
+    def _others(self, fetched: Sequence[str]) -> Mapping[str, str]:
+        """Return the names of the main outputs that are fetched by other names of theirs, if all
+        of these are: their plan is there, or will be."""
+        own = {name: self._aliases[name] for name in fetched if name in self._aliases}
+        are_all = len(fetched) == len(self.main.outputs) and {*own.values()} == {*self.main.outputs}
+        return own if are_all and self.values.keys().isdisjoint(own) else {}
 
     def _subgraph(
         self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]

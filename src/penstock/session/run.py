@@ -276,7 +276,8 @@ class GivenOutputs:
     ) -> None:
         self._request = request
         self._out = dict(out)
-        names, table = request.subgraph.outputs, executor.table
+        given, table = {own: name for name, own in request.others.items()}, executor.table
+        names = [given.get(name, name) for name in request.subgraph.outputs]
         for name, array in out.items():
             if name not in request.names:
                 hint = suggest(name, request.names).replace("the model has", "the run fetches", 1)
