@@ -131,6 +131,7 @@ def test_prompts_are_texts_or_tokens(value, prompts):
         ({"top_k": 1.5}, "top_k"),
         ({"n": 0}, "n"),
         ({"n": 3, "best_of": 2}, "best_of"),
+        ({"n": 3, "best_of": 1}, "best_of"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"ignore_eos": 1}, "ignore_eos"),
         ({"stop": ["a", 1]}, "stop"),

@@ -285,6 +285,9 @@ def _of_completions(fields: _Fields, given: dict[str, tuple[str, object]]) -> No
     if logprobs is not None:
         given["logprobs"] = "logprobs", _logprobs("logprobs", logprobs)
     if best_of is not None:
+        _, count = given.get("count", ("n", 1))
+        if best_of == 1 != count:  # the default of the option, which means n
+            raise FieldError("best_of", f"best_of=1 is less than n={count}")
         given["best_of"] = "best_of", best_of
     given.setdefault("max_tokens", ("max_tokens", _COMPLETION_TOKENS))
     fields.refuse("echo", "echo is not supported", False)
