@@ -51,7 +51,7 @@ BOUNDS = {
     "session_members": 20,
     "environment_variables": 8,
 }
-MOST = {"python_lines": 144_625, "c_lines": 20_913}
+MOST = {"python_lines": 144_644, "c_lines": 20_913}
 LEAST = {"comment_percent": 5.0, "comment_percent_in_hard_files": 12.7}
 
 # Third-party packages that only some modules may import.
